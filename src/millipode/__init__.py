@@ -1,0 +1,31 @@
+"""Probabilistic ODE solutions in millions of dimensions."""
+
+from millipode import grids, problems
+from millipode.control import FixedStep, PIController
+from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
+from millipode.linearise import Stencil
+from millipode.priors import IWP
+from millipode.solution import Solution, SolveError, Stats, Status
+from millipode.solve import solve
+from millipode.solvers import EK0, EK1, DiagonalEK1
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EK0",
+    "EK1",
+    "IWP",
+    "ConstantDiffusion",
+    "DiagonalEK1",
+    "DynamicDiffusion",
+    "FixedStep",
+    "PIController",
+    "Solution",
+    "SolveError",
+    "Stats",
+    "Status",
+    "Stencil",
+    "grids",
+    "problems",
+    "solve",
+]

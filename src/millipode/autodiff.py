@@ -1,0 +1,93 @@
+"""One loop, both modes of differentiation.
+
+``lax.while_loop`` is the fastest and knows forward mode only; checkpointed loops know reverse mode
+only. ``both_ways`` gives a function the forward derivative of the one and the transposed derivative of
+the other, so that users need not say which mode they are about to use.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, PyTree
+
+
+def while_loop(
+    cond: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    init: Any,
+    *,
+    reverse: bool,
+    max_steps: int,
+    buffers: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A while loop that is differentiable in forward mode or, checkpointed, in reverse mode."""
+    kind = "checkpointed" if reverse else "lax"
+    bound = max_steps if reverse else None
+    return eqxi.while_loop(cond, body, init, max_steps=bound, buffers=buffers, kind=kind)
+
+
+def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyTree:
+    """``function(inputs, reverse=False)``, differentiable in forward and in reverse mode.
+
+    Args:
+        function: maps a pytree of arrays to a pytree of arrays; with ``reverse=True`` it must be
+            the same function in a form that reverse mode understands.
+        inputs: a pytree of arrays; all that derivatives are wanted for.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+    smooth = [_is_smooth(leaf) for leaf in leaves]
+
+    def call(xs: list[Array], rest: list[Array], reverse: bool) -> PyTree:
+        sources = (iter(rest), iter(xs))
+        merged = [next(sources[s]) for s in smooth]
+        return function(jax.tree.unflatten(tree, merged), reverse)
+
+    def smooth_outputs(xs: list[Array], rest: list[Array], reverse: bool) -> list[Array]:
+        return [leaf for leaf in jax.tree.leaves(call(xs, rest, reverse)) if _is_smooth(leaf)]
+
+    @jax.custom_jvp
+    def run(xs: list[Array], rest: list[Array]) -> PyTree:
+        return call(xs, rest, False)
+
+    @run.defjvp
+    def _(primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
+        (xs, rest), (dxs, _) = primals, tangents
+        out = run(xs, rest)
+        out_leaves, out_tree = jax.tree.flatten(out)
+        # A linear map J with its own transpose: (dx, o) ↦ (dx, o + J dx) is the solution operator
+        # of a linear system, which JAX lets us supply together with its transpose. The second
+        # argument must count as linear in dx as well; it is zero.
+        zero = sum(0 * jnp.ravel(dx)[0] for dx in dxs if dx.size)
+        offsets = [jnp.zeros_like(leaf) + zero.astype(leaf.dtype) for leaf in out_leaves if _is_smooth(leaf)]
+
+        def forward(_: Callable, b: tuple) -> tuple:
+            dx, o = b
+            _, do = jax.jvp(lambda x: smooth_outputs(x, rest, False), (xs,), (dx,))
+            return dx, jax.tree.map(jnp.add, o, do)
+
+        def transposed(_: Callable, b: tuple) -> tuple:
+            ct, o = b
+            _, pullback = jax.vjp(lambda x: smooth_outputs(x, rest, True), xs)
+            return jax.tree.map(jnp.add, ct, pullback(o)[0]), o
+
+        _, tangent = lax.custom_linear_solve(lambda v: v, (dxs, offsets), forward, transposed)
+        moving = iter(tangent)
+        filled = [
+            next(moving) if _is_smooth(leaf) else np.zeros(leaf.shape, jax.dtypes.float0)
+            for leaf in out_leaves
+        ]
+        return out, jax.tree.unflatten(out_tree, filled)
+
+    return run(
+        [leaf for leaf, s in zip(leaves, smooth, strict=True) if s],
+        [leaf for leaf, s in zip(leaves, smooth, strict=True) if not s],
+    )
+
+
+def _is_smooth(x: Array) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

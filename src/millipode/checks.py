@@ -1,0 +1,272 @@
+"""Input checks: every refusal says what is wrong and what to do, before any work is done."""
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from millipode.control import Controller, FixedStep
+from millipode.fields import Field, dtype, size
+from millipode.linearise import Linearisation, Stencil
+from millipode.solvers import Solver
+
+# Saving every step of an adaptive solve is planned for about this many steps.
+TYPICAL_STEPS = 1000
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether the values of a pytree can be looked at."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+
+
+def initial_value(y0: PyTree) -> Field:
+    """y0 as arrays of one floating-point type."""
+    leaves = jax.tree.leaves(y0)
+    if not leaves:
+        raise ValueError("y0 is empty: pass an array, or a pytree with at least one array.")
+    for leaf in leaves:
+        _check_numeric(leaf, "y0")
+    if any(np.size(leaf) == 0 for leaf in leaves):
+        raise ValueError("y0 has an array without entries; remove it.")
+    double = any(getattr(leaf, "dtype", None) == np.float64 for leaf in leaves)
+    if double and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        warnings.warn(
+            "y0 is float64, but JAX computes in float32 here. Call "
+            "jax.config.update('jax_enable_x64', True) at startup for double precision, or pass "
+            "float32 to silence this.",
+            stacklevel=3,
+        )
+        y0 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32) if is_concrete(leaf) else leaf, y0)
+    target = jnp.result_type(*jax.tree.leaves(y0), jnp.float32)
+    if not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(y0)), jnp.floating):
+        target = jnp.result_type(float)
+    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, target), y0)
+    if is_concrete(y0) and not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(y0)):
+        raise ValueError("y0 has infinite or NaN entries; the solver needs a finite initial value.")
+    return y0
+
+
+def _check_numeric(leaf: Any, name: str) -> None:
+    try:
+        kind = jnp.result_type(leaf)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} holds a {type(leaf).__name__}, which is not an array of numbers."
+        ) from error
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise TypeError(
+            f"{name} is complex ({kind}), which the Gaussian model does not cover. Split it into "
+            "real and imaginary parts, for example as a dict of two arrays."
+        )
+    if kind == jnp.bool_ or not jnp.issubdtype(kind, jnp.number):
+        raise TypeError(f"{name} has dtype {kind}; pass floating-point numbers.")
+    if kind in (jnp.float16, jnp.bfloat16):
+        raise TypeError(f"{name} has dtype {kind}; the solver needs float32 or float64.")
+
+
+def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
+    """(t0, t1) as scalars."""
+    try:
+        t0, t1 = t_span
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"t_span must be a pair (t0, t1), got {t_span!r}.") from error
+    for t in (t0, t1):
+        _check_numeric(t, "t_span")
+    if np.ndim(t0) or np.ndim(t1):
+        raise ValueError("t_span must hold two scalars.")
+    t0, t1 = jnp.asarray(t0, kind), jnp.asarray(t1, kind)
+    if is_concrete((t0, t1)) and not (np.isfinite(t0) and np.isfinite(t1)):
+        raise ValueError(f"t_span must be finite, got ({t0}, {t1}).")
+    return t0, t1
+
+
+def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
+    """(rtol, atol), each a scalar or a field; raised to what the precision can deliver."""
+    rtol, atol = _tolerance(rtol, "rtol", y0), _tolerance(atol, "atol", y0)
+    floor = 100 * float(jnp.finfo(dtype(y0)).eps)
+    if not is_concrete((rtol, atol)):
+        return rtol, atol
+    relative = [np.asarray(leaf) for leaf in jax.tree.leaves(rtol)]
+    absolute = [np.asarray(leaf) for leaf in jax.tree.leaves(atol)]
+    if not any(x.any() for x in relative) and not any(x.any() for x in absolute):
+        raise ValueError("rtol and atol are both zero; at least one of them must be positive.")
+    if any(((x > 0) & (x < floor)).any() for x in relative):
+        _warn_raised("rtol", floor, dtype(y0))
+        rtol = jax.tree.map(lambda x: jnp.where(x > 0, jnp.maximum(x, floor), x), rtol)
+    if not any(x.any() for x in relative) and is_concrete(y0):
+        magnitude = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(y0))
+        if any(((x > 0) & (x < floor * magnitude)).any() for x in absolute):
+            _warn_raised("atol", floor * magnitude, dtype(y0))
+            atol = jax.tree.map(
+                lambda x: jnp.where(x > 0, jnp.maximum(x, floor * magnitude), x), atol
+            )
+    return rtol, atol
+
+
+def _warn_raised(name: str, floor: float, kind: Any) -> None:
+    warnings.warn(
+        f"{name} is below what {kind} can deliver; {floor:.2g} is used instead.", stacklevel=4
+    )
+
+
+def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
+    for leaf in jax.tree.leaves(tolerance):
+        _check_numeric(leaf, name)
+    kind = dtype(y0)
+    tolerance = jax.tree.map(lambda x: jnp.asarray(x, kind), tolerance)
+    if is_concrete(tolerance):
+        for leaf in jax.tree.leaves(tolerance):
+            if not np.all(np.isfinite(leaf)):
+                raise ValueError(f"{name} must be finite, got {leaf}.")
+            if np.any(np.asarray(leaf) < 0):
+                raise ValueError(f"{name} must not be negative, got {leaf}.")
+    if jax.tree.structure(tolerance) == jax.tree.structure(0) and jnp.ndim(tolerance) == 0:
+        return tolerance
+    try:
+        if jax.tree.structure(tolerance) != jax.tree.structure(y0):
+            raise ValueError(f"its structure is {jax.tree.structure(tolerance)}")
+        return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), tolerance, y0)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be a scalar or shaped like y0 ({describe(y0)}): {error}."
+        ) from error
+
+
+def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f") -> None:
+    """Check that a function of (t, y) returns something like y; costs one abstract evaluation."""
+    if not callable(f):
+        raise TypeError(f"{name} must be callable as {name}(t, y), got {type(f).__name__}.")
+    inputs = (t0, y0) if args is None else (t0, y0, args)
+    out = eqx.filter_eval_shape(f, *inputs)
+    if jax.tree.structure(out) != jax.tree.structure(y0):
+        hint = ""
+        if isinstance(y0, list | tuple):
+            hint = " (a list or tuple is a pytree of separate unknowns; for a vector, pass an array)"
+        raise TypeError(
+            f"{name} returned the structure {jax.tree.structure(out)}, but y has "
+            f"{jax.tree.structure(y0)}; they must be the same{hint}."
+        )
+    for (path, have), want in zip(
+        jax.tree_util.tree_leaves_with_path(out), jax.tree.leaves(y0), strict=True
+    ):
+        where = jax.tree_util.keystr(path)
+        if have.shape != want.shape:
+            raise ValueError(
+                f"{name}(t, y){where} has shape {have.shape}, but y{where} has shape {want.shape}."
+            )
+        if have.dtype != want.dtype:
+            raise TypeError(
+                f"{name}(t, y){where} has dtype {have.dtype}, but y{where} has dtype {want.dtype}; "
+                f"return {want.dtype}, for example with .astype(y.dtype)."
+            )
+
+
+def save_times(save: Any, t0: Array, t1: Array) -> Array:
+    """Save times as an array, inside the span and monotone in the direction of integration."""
+    if isinstance(save, str) or save is None:
+        raise ValueError(f"save must be 'steps', 'end' or an array of times, got {save!r}.")
+    for leaf in jax.tree.leaves(save):
+        _check_numeric(leaf, "save")
+    times = jnp.asarray(save, t0.dtype)
+    if times.ndim != 1 or times.size == 0:
+        raise ValueError(
+            f"save must be a one-dimensional, non-empty array of times; its shape is {times.shape}."
+        )
+    if is_concrete((times, t0, t1)):
+        ts, a, b = (np.asarray(x) for x in (times, t0, t1))
+        if not np.all(np.isfinite(ts)):
+            raise ValueError("save times must be finite.")
+        low, high = min(a, b), max(a, b)
+        outside = ts[(ts < low) | (ts > high)]
+        if outside.size:
+            raise ValueError(
+                f"save times must lie inside t_span = ({a}, {b}); {outside[0]} does not."
+            )
+        direction = 1 if b >= a else -1
+        if np.any(direction * np.diff(ts) <= 0):
+            order = "increasing" if direction == 1 else "decreasing, as t_span runs backwards"
+            raise ValueError(f"save times must be strictly {order}.")
+    return times
+
+
+def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
+    """The first step as a positive scalar, or None."""
+    if dt0 is None:
+        return None
+    if isinstance(controller, FixedStep):
+        raise ValueError("dt0 has no meaning with mp.FixedStep, which already says every step.")
+    dt0 = jnp.asarray(dt0, kind)
+    if is_concrete(dt0) and not (np.ndim(dt0) == 0 and np.isfinite(dt0) and dt0 > 0):
+        raise ValueError(f"dt0 must be a positive scalar (in either direction of time), got {dt0}.")
+    return dt0
+
+
+def memory_for_steps(
+    y0: Field, solver: Solver, controller: Controller, span: float, max_steps: int
+) -> int:
+    """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit."""
+    per_step = bytes_per_entry(y0, solver)
+    steps = min(max_steps, TYPICAL_STEPS)
+    if isinstance(controller, FixedStep) and is_concrete(controller.h):
+        steps = min(max_steps, int(np.ceil(span / float(controller.h))))
+    budget = available_memory() // 2
+    if per_step * steps > budget:
+        raise ValueError(
+            f"save='steps' stores {_gigabytes(per_step)} per step for {size(y0)} unknowns; the "
+            f"{steps} steps to be expected need {_gigabytes(per_step * steps)}, and "
+            f"{_gigabytes(budget)} is available for them. Use save='end' or save=times with the times "
+            "that matter, or bound the steps with max_steps."
+        )
+    return budget
+
+
+def memory_for_dense(y0: Field, solver: Solver) -> None:
+    """Refuse a dense covariance that cannot fit."""
+    d, n = size(y0), solver.order + 1
+    needed = 8 * (n * d) ** 2 * dtype(y0).itemsize  # the factor, its stack, QR and gain
+    if solver.structure == "dense" and needed > available_memory():
+        raise ValueError(
+            f"A dense covariance for {d} unknowns and order {solver.order} needs about "
+            f"{_gigabytes(needed)}, and {_gigabytes(available_memory())} is available. Use mp.EK0 or "
+            "mp.DiagonalEK1 with their default structure, which take O(d)."
+        )
+
+
+def bytes_per_entry(y0: Field, solver: Solver) -> int:
+    """Mean and standard deviation, and the diffusion where each step has a field of it."""
+    fields = 2 + (1 if solver.diffusion.vector else 0)
+    return fields * size(y0) * dtype(y0).itemsize
+
+
+def available_memory() -> int:
+    """Physical memory of this machine, in bytes."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return 8 * 2**30
+
+
+def _gigabytes(n: float) -> str:
+    return f"{n / 1e9:.3g} GB"
+
+
+def describe(y: Field) -> str:
+    """Shapes and dtypes, for messages."""
+    leaves = jax.tree_util.tree_leaves_with_path(y)
+    return ", ".join(f"y{jax.tree_util.keystr(p)}: {x.dtype}{list(x.shape)}" for p, x in leaves)
+
+
+def jacobian_diagonal(linearisation: Linearisation, t0: Array, y0: Field, args: PyTree) -> None:
+    """Check a user's diagonal as f is checked, and a declared stencil against y's shapes."""
+    diagonal = getattr(linearisation, "diagonal", None)
+    if isinstance(diagonal, Stencil):
+        for leaf in jax.tree.leaves(y0):
+            diagonal.colours(leaf.shape)
+    elif diagonal is not None:
+        vector_field(diagonal, t0, y0, args, name="jacobian_diagonal")

@@ -1,0 +1,137 @@
+"""Step sizes: the error norm, the PI controller, fixed steps, and the first step."""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from millipode.fields import Field, Scale, map_leaves, rms
+from millipode.initialise import Probe
+
+
+def weights(y: Field, rtol: Scale, atol: Scale, other: Field | None = None) -> Field:
+    """atol + rtol·max(|y|, |other|), kept away from zero."""
+    other = y if other is None else other
+
+    def leafwise(a: Array, b: Array, r: Array, s: Array) -> Array:
+        size = s + r * jnp.maximum(jnp.abs(a), jnp.abs(b))
+        return jnp.maximum(size, jnp.finfo(a.dtype).tiny)
+
+    return map_leaves(leafwise, y, other, rtol, atol)
+
+
+class Controller(eqx.Module):
+    """Decides on a step's fate and on the next step's length."""
+
+    @abc.abstractmethod
+    def accepts(self, error: Array) -> Array:
+        """Whether a step with this error (in units of the tolerance) stands. NaN never does."""
+
+    @abc.abstractmethod
+    def next_step(self, h: Array, error: Array, previous: Array, order: int) -> Array:
+        """The next step, from this error and that of the last accepted step."""
+
+    @abc.abstractmethod
+    def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
+        """Where a step of length h ends."""
+
+    @abc.abstractmethod
+    def first_step(self, p: Probe, order: int, span: Array) -> Array:
+        """The first step."""
+
+
+class PIController(Controller):
+    """h ← h · clip(safety · E^(−kI/(ν+1)) · E_previous^(kP/(ν+1))), Gustafsson's PI control.
+
+    The local error behaves like h^(ν+1). Previous errors damp the oscillation of the step size
+    that pure integral control shows where stability, not accuracy, limits the step. A rejected
+    step shrinks by its own error alone.
+
+    Args:
+        safety: how far below the tolerance to aim.
+        integral: kI.
+        proportional: kP.
+        shrink: the smallest factor between two steps.
+        grow: the largest factor between two steps.
+    """
+
+    safety: float = eqx.field(static=True, default=0.9)
+    integral: float = eqx.field(static=True, default=0.7)
+    proportional: float = eqx.field(static=True, default=0.4)
+    shrink: float = eqx.field(static=True, default=0.2)
+    grow: float = eqx.field(static=True, default=10.0)
+
+    def __check_init__(self) -> None:
+        if not 0 < self.shrink < 1 < self.grow or not 0 < self.safety <= 1:
+            raise ValueError(
+                "PIController needs 0 < shrink < 1 < grow and 0 < safety <= 1, got "
+                f"shrink={self.shrink}, grow={self.grow}, safety={self.safety}."
+            )
+
+    def accepts(self, error: Array) -> Array:
+        """At or below the tolerance."""
+        return error <= 1
+
+    def next_step(self, h: Array, error: Array, previous: Array, order: int) -> Array:
+        """The PI formula after success, the I formula after failure, ``shrink`` after NaN."""
+        floor = jnp.asarray(1e-10, error.dtype)  # an error of 0 asks for the largest growth
+        safe = jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), 1)
+        pi = safe ** (-self.integral / (order + 1)) * previous ** (self.proportional / (order + 1))
+        factor = jnp.where(error <= 1, pi, safe ** (-1 / (order + 1)))
+        factor = jnp.clip(self.safety * factor, self.shrink, jnp.where(error <= 1, self.grow, 1.0))
+        return h * jnp.where(jnp.isfinite(error), factor, self.shrink)
+
+    def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
+        """t ± h."""
+        return t + sign * h
+
+    def first_step(self, p: Probe, order: int, span: Array) -> Array:
+        """Hairer, Nørsett and Wanner's automatic first step (II.4), in units of the span."""
+        steep = jnp.maximum(p.d1, p.d2)
+        flat = steep <= 1e-15
+        guess = (0.01 / jnp.where(flat, 1, steep)) ** (1 / (order + 1))
+        h = jnp.where(flat, jnp.maximum(1e-6 * span, 1e-3 * p.reach), guess)
+        h = jnp.minimum(jnp.minimum(100 * p.reach, h), span)
+        return jnp.where(jnp.isfinite(h) & (h > 0), h, 1e-6 * span)
+
+
+class FixedStep(Controller):
+    """Steps of length h, the last one cut to end at t₁; every finite step is accepted.
+
+    Args:
+        h: the step, positive in either direction of time.
+    """
+
+    h: Array | float
+
+    def __check_init__(self) -> None:
+        if isinstance(self.h, int | float | np.number) and not (self.h > 0 and np.isfinite(self.h)):
+            raise ValueError(f"FixedStep: h must be positive and finite, got {self.h}.")
+
+    def accepts(self, error: Array) -> Array:
+        """Any finite error."""
+        return jnp.isfinite(error)
+
+    def next_step(self, h: Array, error: Array, previous: Array, order: int) -> Array:
+        """The same step; 0 after NaN, as there is no smaller one to try."""
+        return jnp.where(jnp.isfinite(error), jnp.asarray(self.h, h.dtype), 0)
+
+    def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
+        """t₀ ± (N+1)h: counted, so that rounding does not pile up."""
+        return t0 + sign * h * (steps + 1).astype(h.dtype)
+
+    def first_step(self, p: Probe, order: int, span: Array) -> Array:
+        """h."""
+        return jnp.asarray(self.h, span.dtype)
+
+
+def error_norm(
+    h: Array, local: Scale, process_std: Scale, z: Field, scale: Field, vector: bool
+) -> Array:
+    """RMS of E = h γ̂ √(H Σ Hᵀ) in units of the tolerance; with a vector γ̂, E = h |z|."""
+    if vector:
+        return rms(jax.tree.map(lambda r, w: h * r / w, z, scale))
+    return rms(map_leaves(lambda w, s: h * local * s / w, scale, process_std))

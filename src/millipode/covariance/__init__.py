@@ -1,0 +1,23 @@
+"""Covariances of the state, each as a square root C = RᵀR in the structure that the paper proves.
+
+| structure | matrix | stored | preserved by |
+|---|---|---|---|
+| Kronecker | C = I ⊗ RᵀR | R: (n−1, n) | EK0 with a shared diffusion |
+| block-diagonal | C = blockdiag(RᵢᵀRᵢ) | R: (n−1, n, *shape) | diagonal Jacobians |
+| dense | C = RᵀR | R: (n d, n d) | everything |
+
+The noise-free correction leaves a block of rank n−1, so structured factors drop a row.
+"""
+
+from millipode.covariance.blockdiagonal import BlockDiagonal
+from millipode.covariance.dense import Dense
+from millipode.covariance.kronecker import Kronecker
+from millipode.covariance.protocol import Covariance, Innovation
+
+STRUCTURES: dict[str, type[Covariance]] = {
+    "kronecker": Kronecker,
+    "blockdiagonal": BlockDiagonal,
+    "dense": Dense,
+}
+
+__all__ = ["STRUCTURES", "BlockDiagonal", "Covariance", "Dense", "Innovation", "Kronecker"]

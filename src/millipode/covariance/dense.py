@@ -1,0 +1,133 @@
+"""C = RᵀR with an (n d, n d) factor: the paper's "traditional" implementation, O(d³)."""
+
+from typing import Self
+
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, PyTree
+
+from millipode.covariance import blocks
+from millipode.covariance.protocol import (
+    Corrected,
+    Covariance,
+    DenseInnovation,
+    DiagonalInnovation,
+    Innovation,
+)
+from millipode.fields import Field, Scale, dtype, expand, size
+from millipode.linearise import FullJacobian
+from millipode.priors import Transition
+
+
+class Dense(Covariance):
+    """C = RᵀR, derivative-major: index q·d + i is derivative q of unknown i."""
+
+    root: Float[Array, "nd nd"]
+
+    @classmethod
+    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
+        """root ⊗ diag(scale), padded with zero rows to a square."""
+        k, n = root.shape
+        padded = jnp.concatenate([root, jnp.zeros((n - k, n), root.dtype)])
+        return cls(jnp.kron(padded, jnp.diag(_flat(scale, y))))
+
+    def process_innovation(
+        self, transition: Transition, jacobian: PyTree, z: Field
+    ) -> Innovation:
+        """H Σ Hᵀ: diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
+        matrix = _matrix(jacobian, z)
+        if matrix.ndim < 2:
+            _, unravel = ravel_pytree(z)
+            d = size(z)
+            return DiagonalInnovation(
+                unravel(blocks.process_scale(transition, jnp.broadcast_to(matrix, (d,))))
+            )
+        root, identity = transition.scaled_root, jnp.eye(size(z), dtype=matrix.dtype)
+        first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * matrix.T
+        stacked = blocks.triangularise(jnp.concatenate([first, root[1, 1] * identity]))
+        return DenseInnovation(
+            transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z
+        )
+
+    def correct(
+        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
+    ) -> Corrected:
+        """QR for C⁻, then the half-Joseph form."""
+        d, n = size(z), len(transition.scaling)
+        scales = jnp.repeat(transition.scales, d)
+        moved = jnp.einsum(
+            "kjd,ij->kid", (self.root / scales).reshape(n * d, n, d), transition.scaled_phi
+        ).reshape(n * d, n * d)
+        noise = jnp.kron(transition.scaled_root, jnp.diag(_flat(scale, z)))
+        predicted = blocks.triangularise(jnp.concatenate([moved, noise]))
+        measured = observe(predicted, _matrix(jacobian, z) * transition.step_ratio, d)
+        innovation, degenerate, gain, posterior = half_joseph(predicted, measured)
+        anchor = transition.scaling[1]
+        return Corrected(
+            gain * (scales / anchor)[:, None],
+            DenseInnovation(jnp.where(degenerate, 1, anchor) * innovation, degenerate, z),
+            Dense(posterior * scales),
+        )
+
+    def rejected(self, z: Field) -> Corrected:
+        """A zero gain."""
+        d = size(z)
+        innovation = DenseInnovation(jnp.eye(d, dtype=self.root.dtype), jnp.ones(d, bool), z)
+        return Corrected(jnp.zeros((self.root.shape[0], d), self.root.dtype), innovation, self)
+
+    def apply_gain(self, gain: PyTree, z: Field) -> tuple[Field, ...]:
+        """K z, cut into derivatives."""
+        flat, unravel = ravel_pytree(z)
+        return tuple(unravel(part) for part in (gain @ flat).reshape(-1, flat.size))
+
+    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+        """Column norms of the projected root."""
+        _, unravel = ravel_pytree(y)
+        blocked = self.root.reshape(self.root.shape[0], len(row), size(y))
+        return unravel(blocks.marginal_std(blocked, row, noise, _flat(scale, y)))
+
+    def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
+        """RᵀR."""
+        return self.root.T @ self.root
+
+
+def observe(root: Array, jacobian: Array, d: int) -> Array:
+    """R Hᵀ for H = E₁ − J E₀; the Jacobian is a matrix, or a vector or scalar if diagonal."""
+    value, derivative = root[:, :d], root[:, d : 2 * d]
+    return derivative - (value @ jacobian.T if jacobian.ndim == 2 else value * jacobian)
+
+
+def half_joseph(root: Array, measured: Array) -> tuple[Array, Array, Array, Array]:
+    """(√S, degenerate, K, R(I − KH)ᵀ): the left half of the Joseph update, from R and R Hᵀ.
+
+    √S comes from a QR decomposition, so S is never formed. A residual that is known exactly (a
+    zero column) gets a unit pivot and a zero gain.
+    """
+    degenerate = ~jnp.any(measured != 0, axis=0)
+    pivots = jnp.diag(degenerate.astype(root.dtype))
+    innovation = blocks.triangularise(jnp.concatenate([measured, pivots]))
+    cross = measured.T @ root
+    gain = solve_triangular(innovation, solve_triangular(innovation, cross, trans="T")).T
+    return innovation, degenerate, gain, root - measured @ gain.T
+
+
+def conventional(root: Array, measured: Array) -> tuple[Array, Array, Array]:
+    """(√S, K, posterior root) by QR of [R Hᵀ, R]: the textbook form, for a regular S."""
+    d = measured.shape[1]
+    triangle = jnp.linalg.qr(jnp.concatenate([measured, root], axis=1), mode="r")
+    innovation, cross = triangle[:d, :d], triangle[:d, d:]
+    return innovation, solve_triangular(innovation, cross).T, triangle[d:, d:]
+
+
+def _flat(scale: Scale, y: Field) -> Array:
+    return ravel_pytree(expand(scale, y))[0]
+
+
+def _matrix(jacobian: PyTree, z: Field) -> Array:
+    """0 for None, (d,) for a diagonal, (d, d) for a full Jacobian."""
+    if jacobian is None:
+        return jnp.zeros((), dtype(z))
+    if isinstance(jacobian, FullJacobian):
+        return jacobian.matrix
+    return ravel_pytree(jacobian)[0]

@@ -1,0 +1,142 @@
+"""What a covariance structure must be able to do, and the Gaussians of the innovation."""
+
+import abc
+from typing import Any, NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, PyTree
+
+from millipode.fields import (
+    Field,
+    Scale,
+    is_shared,
+    map_leaves,
+    per_leaf,
+    safe_divide,
+    size,
+    total,
+)
+from millipode.priors import Transition
+
+
+class Innovation(eqx.Module):
+    """A zero-mean Gaussian over residuals z, given by a square root of its covariance S."""
+
+    @abc.abstractmethod
+    def whiten(self, z: Field) -> Field:
+        """S^(−½) z, with 0 where S vanishes."""
+
+    @abc.abstractmethod
+    def std(self) -> Scale:
+        """√S_ii, a field or one shared scalar."""
+
+    @abc.abstractmethod
+    def log_determinant(self, z: Field) -> tuple[Array, Array]:
+        """log det S over the non-degenerate directions, and their number."""
+
+
+class DiagonalInnovation(Innovation):
+    """S = diag(s_i²), with s a field or, where all unknowns share it, a scalar."""
+
+    scale: Scale
+
+    def whiten(self, z: Field) -> Field:
+        """z_i / s_i."""
+        return map_leaves(safe_divide, z, self.scale)
+
+    def std(self) -> Scale:
+        """s."""
+        return self.scale
+
+    def log_determinant(self, z: Field) -> tuple[Array, Array]:
+        """2 Σ_i log s_i; a shared scale counts d times."""
+        if is_shared(self.scale, z):
+            counted = jnp.where(self.scale > 0, size(z), 0)
+            return counted * _log_square(self.scale), counted
+        leaves = jax.tree.leaves(self.scale)
+        counted = total([jnp.where(s > 0, 1, 0) for s in leaves])
+        return total([_log_square(s) for s in leaves]), counted
+
+
+class DenseInnovation(Innovation):
+    """S = RᵀR with R upper triangular, (d, d). A unit pivot marks a degenerate unknown."""
+
+    root: Float[Array, "d d"]
+    degenerate: Array
+    like: Field
+
+    def whiten(self, z: Field) -> Field:
+        """x with Rᵀx = z."""
+        flat, unravel = ravel_pytree(z)
+        x = solve_triangular(self.root, flat, trans="T")
+        return unravel(jnp.where(self.degenerate, 0, x))
+
+    def std(self) -> Field:
+        """Column norms of R."""
+        _, unravel = ravel_pytree(self.like)
+        norms = jnp.sqrt(jnp.sum(self.root**2, axis=0))
+        return unravel(jnp.where(self.degenerate, 0, norms))
+
+    def log_determinant(self, z: Field) -> tuple[Array, Array]:
+        """2 Σ_i log |R_ii|."""
+        logs = _log_square(jnp.diagonal(self.root))
+        return jnp.sum(jnp.where(self.degenerate, 0, logs)), jnp.sum(~self.degenerate)
+
+
+def _log_square(x: Array) -> Array:
+    """log x², and 0 at x = 0."""
+    return 2 * jnp.log(jnp.where(x == 0, 1, jnp.abs(x)))
+
+
+class Corrected(NamedTuple):
+    """What one correction gives: K, S and the posterior covariance."""
+
+    gain: Any
+    innovation: Innovation
+    covariance: Any
+
+
+class Covariance(eqx.Module):
+    """A covariance of the state (y, y', …, y^(ν)), known by a square root."""
+
+    @classmethod
+    @abc.abstractmethod
+    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
+        """C₀ = diag(scale²) ⊗ rootᵀroot."""
+
+    @abc.abstractmethod
+    def process_innovation(
+        self, transition: Transition, jacobian: PyTree, z: Field
+    ) -> Innovation:
+        """N(0, H Σ Hᵀ) with H = E₁ − F_y E₀: what the step's noise alone explains of z."""
+
+    @abc.abstractmethod
+    def correct(
+        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
+    ) -> Corrected:
+        """Extrapolate to C⁻ = Φ C Φᵀ + scale² Σ, then condition on a zero residual."""
+
+    @abc.abstractmethod
+    def rejected(self, z: Field) -> Corrected:
+        """The result of a step that was not taken: a gain of zero and this covariance."""
+
+    @abc.abstractmethod
+    def apply_gain(self, gain: PyTree, z: Field) -> tuple[Field, ...]:
+        """K z, one field per derivative."""
+
+    @abc.abstractmethod
+    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+        """√(φ C φᵀ + scale² noise) per unknown, for one row φ of a transition."""
+
+    @abc.abstractmethod
+    def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
+        """C itself, derivative-major. For tests: nothing else may call it."""
+
+
+def shared_per_leaf(scale: Scale, y: Field) -> list[Array]:
+    """A scale as one array per leaf of y."""
+    return jax.tree.leaves(per_leaf(scale, y))

@@ -1,0 +1,96 @@
+"""Arithmetic on fields: pytrees with the structure of the ODE's state y.
+
+The filter never flattens y. A *field* is one quantity per unknown (a derivative, a residual, a
+standard deviation) in the user's own structure and axes, so stencils and shardings stay intact.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+Field = PyTree
+Scale = Any  # a scalar shared by all unknowns, or a field
+
+
+def size(y: Field) -> int:
+    """The number of unknowns d."""
+    return sum(leaf.size for leaf in jax.tree.leaves(y))
+
+
+def dtype(y: Field) -> Any:
+    """The floating-point type of a field; all of its leaves share it."""
+    return jax.tree.leaves(y)[0].dtype
+
+
+def combine(coefficients: Sequence[Array | None], fields: Sequence[Field]) -> Field:
+    """Σ_j c_j x_j, as one unrolled sum so that XLA makes a single pass; None is a structural 0."""
+    terms = [(c, x) for c, x in zip(coefficients, fields, strict=True) if c is not None]
+    scalars = [c for c, _ in terms]
+
+    def leafwise(*leaves: Array) -> Array:
+        total = scalars[0] * leaves[0]
+        for c, leaf in zip(scalars[1:], leaves[1:], strict=True):
+            total = total + c * leaf
+        return total
+
+    return jax.tree.map(leafwise, *(x for _, x in terms))
+
+
+def is_shared(scale: Scale, y: Field) -> bool:
+    """Whether a scale is one scalar for all unknowns of y, rather than a field."""
+    if jax.tree.structure(scale) != jax.tree.structure(y):
+        return True
+    return all(
+        jnp.ndim(s) == 0 and jnp.ndim(leaf) > 0
+        for s, leaf in zip(jax.tree.leaves(scale), jax.tree.leaves(y), strict=True)
+    )
+
+
+def per_leaf(scale: Scale, y: Field) -> PyTree:
+    """A scale in the structure of y: a shared scalar stands at every leaf."""
+    return jax.tree.map(lambda _: scale, y) if is_shared(scale, y) else scale
+
+
+def expand(scale: Scale, y: Field) -> Field:
+    """A scale as a full field."""
+    return jax.tree.map(lambda s, leaf: jnp.broadcast_to(s, leaf.shape), per_leaf(scale, y), y)
+
+
+def total(x: Field) -> Array:
+    """Σ_i x_i over all unknowns."""
+    return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(x))  # type: ignore[return-value]
+
+
+def rms(x: Field) -> Array:
+    """√(Σ_i x_i² / d), with a zero gradient at x = 0."""
+    return safe_sqrt(total(jax.tree.map(jnp.square, x)) / size(x))
+
+
+def all_finite(x: Field) -> Array:
+    """Whether every entry is finite."""
+    return jnp.isfinite(total(jax.tree.map(lambda leaf: 0 * leaf, x)))
+
+
+def where(condition: Array, x: Field, y: Any) -> Field:
+    """Leafwise selection; y is a field or a scalar."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), x, per_leaf(y, x))
+
+
+def safe_sqrt(x: Array) -> Array:
+    """√x for x ≥ 0, with derivative 0 instead of ∞ at 0; NaN stays NaN."""
+    positive = x != 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+
+
+def safe_divide(numerator: Array, denominator: Array) -> Array:
+    """a/b, and 0 where b = 0: what an exactly known quantity contributes."""
+    zero = denominator == 0
+    return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
+
+
+def map_leaves(function: Callable[..., Array], x: Field, *others: Scale) -> Field:
+    """``tree.map`` in which the other arguments may be shared scalars."""
+    return jax.tree.map(function, x, *(per_leaf(other, x) for other in others))

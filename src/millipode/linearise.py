@@ -1,0 +1,215 @@
+"""What we know of the Jacobian of f: nothing, its diagonal, or all of it."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from millipode.fields import Field, size
+
+# Up to this many unknowns the diagonal of an undeclared Jacobian is read off the whole of it.
+SMALL = 512
+
+
+class VectorField(eqx.Module):
+    """The right-hand side in the filter's own time, which always runs forwards.
+
+    Attributes:
+        f: the user's ``f(t, y)`` or ``f(t, y, args)``.
+        args: what the user passed as ``args``; ``None`` means that f does not take any.
+        sign: +1, or −1 where the user integrates backwards.
+    """
+
+    f: Callable
+    args: PyTree
+    sign: Array
+
+    def __call__(self, t: Array, y: Field) -> Field:
+        """dy/ds at the user's time t."""
+        return self.signed(self.f, t, y)
+
+    def signed(self, function: Callable, t: Array, y: Field) -> Field:
+        """``sign * function(t, y[, args])``, for f and for its derivatives alike."""
+        value = function(t, y) if self.args is None else function(t, y, self.args)
+        return jax.tree.map(lambda leaf: self.sign * leaf, value)
+
+
+class FullJacobian(eqx.Module):
+    """F_y as a matrix over the flattened state."""
+
+    matrix: Float[Array, "d d"]
+
+
+class Linearisation(eqx.Module):
+    """How f is linearised at the predicted mean."""
+
+    @abc.abstractmethod
+    def __call__(self, field: VectorField, t: Array, y: Field) -> tuple[Field, PyTree]:
+        """f(t, y) and F_y(t, y): None for zero, a field for a diagonal, or a FullJacobian."""
+
+
+class ZerothOrder(Linearisation):
+    """F_y = 0, the EK0."""
+
+    def __call__(self, field: VectorField, t: Array, y: Field) -> tuple[Field, None]:
+        """Evaluate f."""
+        return field(t, y), None
+
+
+class FirstOrder(Linearisation):
+    """F_y = ∇f, the EK1."""
+
+    def __call__(self, field: VectorField, t: Array, y: Field) -> tuple[Field, FullJacobian]:
+        """Evaluate f and its Jacobian, one JVP per unknown."""
+        return field(t, y), FullJacobian(_jacobian(field, t, y))
+
+
+class DiagonalFirstOrder(Linearisation):
+    """F_y = diag(∇f), the diagonal EK1; always exact.
+
+    Attributes:
+        diagonal: the user's function, a declared ``Stencil``, or None for a small problem.
+    """
+
+    diagonal: Any = None
+
+    def __call__(self, field: VectorField, t: Array, y: Field) -> tuple[Field, Field]:
+        """Evaluate f and the diagonal of its Jacobian."""
+        if self.diagonal is None:
+            _, unravel = ravel_pytree(y)
+            return field(t, y), unravel(jnp.diagonal(_jacobian(field, t, y)))
+        if isinstance(self.diagonal, Stencil):
+            return self.diagonal.diagonal(field, t, y)
+        return field(t, y), field.signed(self.diagonal, t, y)
+
+
+def _jacobian(field: VectorField, t: Array, y: Field) -> Float[Array, "d d"]:
+    flat, unravel = ravel_pytree(y)
+    return jax.jacfwd(lambda x: ravel_pytree(field(t, unravel(x)))[0])(flat)
+
+
+class Stencil(eqx.Module):
+    """A declaration: on these axes, f couples an unknown only to near neighbours.
+
+    The diagonal of the Jacobian then takes a few JVPs, each seeded with every unknown of one
+    colour, whatever the number of unknowns: on a regular grid in any number of dimensions a
+    5- or 7-point Laplacian needs two colours. Axes that are not named (channels of a field, and
+    the leaves of a pytree) may be coupled in any way; each of their entries is seeded on its own.
+
+    Args:
+        axes: the grid's axes in every leaf of y, counted from the end (negative).
+        radius: the reach of the stencil along an axis.
+        shape: ``"star"`` if neighbours lie along the axes, ``"box"`` if diagonally too.
+        periodic: whether the stencil wraps around, for all axes or one by one.
+
+    >>> Stencil(axes=(-2, -1)).colours((2, 100, 100))  # two channels of a five-point stencil
+    4
+    """
+
+    axes: tuple[int, ...] = eqx.field(static=True, default=(-1,))
+    radius: int = eqx.field(static=True, default=1)
+    shape: Literal["star", "box"] = eqx.field(static=True, default="star")
+    periodic: bool | tuple[bool, ...] = eqx.field(static=True, default=False)
+
+    def __check_init__(self) -> None:
+        if not self.axes or any(a >= 0 for a in self.axes) or len(set(self.axes)) < len(self.axes):
+            raise ValueError(
+                "Stencil: axes must be distinct negative integers, counted from the last axis of "
+                f"y, for example (-2, -1); got {self.axes}."
+            )
+        if self.radius < 0:
+            raise ValueError(f"Stencil: radius must be at least 0, got {self.radius}.")
+        if self.shape not in ("star", "box"):
+            raise ValueError(f"Stencil: shape must be 'star' or 'box', got {self.shape!r}.")
+        if not isinstance(self.periodic, bool) and len(self.periodic) != len(self.axes):
+            raise ValueError("Stencil: periodic must be a bool or one bool per axis.")
+
+    def colours(self, shape: tuple[int, ...]) -> int:
+        """How many JVPs one leaf of this shape takes."""
+        moduli = self._moduli(shape)
+        return self._channels(shape) * (moduli[0] if self.shape == "star" else int(np.prod(moduli)))
+
+    def diagonal(self, field: VectorField, t: Array, y: Field) -> tuple[Field, Field]:
+        """f(t, y) and the diagonal of its Jacobian."""
+        leaves, tree = jax.tree.flatten(y)
+        value, jvp = jax.linearize(lambda x: field(t, x), y)
+        zeros = [jnp.zeros_like(leaf) for leaf in leaves]
+        diagonals = []
+        for i, leaf in enumerate(leaves):
+            colour = self._colour(leaf.shape)
+
+            def add(total: Array, c: Array, i: int = i, colour: Array = colour) -> tuple:
+                seed = (colour == c).astype(total.dtype)
+                out = jvp(jax.tree.unflatten(tree, [*zeros[:i], seed, *zeros[i + 1 :]]))
+                return total + seed * jax.tree.leaves(out)[i], None
+
+            colours = jnp.arange(self.colours(leaf.shape))
+            diagonals.append(lax.scan(add, jnp.zeros_like(leaf), colours)[0])
+        return value, jax.tree.unflatten(tree, diagonals)
+
+    def _wraps(self) -> tuple[bool, ...]:
+        if isinstance(self.periodic, bool):
+            return (self.periodic,) * len(self.axes)
+        return self.periodic
+
+    def _moduli(self, shape: tuple[int, ...]) -> list[int]:
+        """Per axis, the smallest m such that x mod m tells an unknown from all its neighbours.
+
+        Around a periodic axis of length n, neighbours across the seam differ by n − k for
+        k = 1 … radius, none of which may be a multiple of m. A star needs one m for all axes.
+        """
+        if len(shape) < len(self.axes) or any(-a > len(shape) for a in self.axes):
+            raise ValueError(f"Stencil: axes {self.axes} do not exist in a leaf of shape {shape}.")
+        lengths = [shape[a] for a in self.axes]
+
+        def works(m: int, length: int, wraps: bool) -> bool:
+            return m >= length or not wraps or not 1 <= length % m <= self.radius
+
+        def smallest(axes: list[tuple[int, bool]]) -> int:
+            m = self.radius + 1
+            while not all(works(m, length, wraps) for length, wraps in axes):
+                m += 1
+            return m
+
+        axes = list(zip(lengths, self._wraps(), strict=True))
+        if self.shape == "star":
+            return [smallest(axes)] * len(axes)
+        return [smallest([axis]) for axis in axes]
+
+    def _channels(self, shape: tuple[int, ...]) -> int:
+        return int(np.prod(shape)) // int(np.prod([shape[a] for a in self.axes]))
+
+    def _colour(self, shape: tuple[int, ...]) -> Array:
+        """The colour of every unknown, made of iotas: nothing of this size is a constant."""
+        moduli = self._moduli(shape)
+        place = [lax.broadcasted_iota(jnp.int32, shape, a % len(shape)) for a in self.axes]
+        if self.shape == "star":
+            colour, count = sum(place) % moduli[0], moduli[0]  # type: ignore[operator]
+        else:
+            colour, count = jnp.zeros(shape, jnp.int32), 1
+            for p, m in zip(place, moduli, strict=True):
+                colour, count = colour + count * (p % m), count * m
+        grid = {a % len(shape) for a in self.axes}
+        for axis in (a for a in range(len(shape)) if a not in grid):
+            colour = colour + count * lax.broadcasted_iota(jnp.int32, shape, axis)
+            count *= shape[axis]
+        return colour
+
+
+def check_diagonal(diagonal: Any, y: Field) -> None:
+    """Refuse what would need one JVP per unknown on a large problem."""
+    if diagonal is None and size(y) > SMALL:
+        raise ValueError(
+            f"DiagonalEK1 needs the diagonal of the Jacobian, and without more information that "
+            f"takes one JVP per unknown: {size(y)} here, {SMALL} at most. Pass "
+            "jacobian_diagonal=callable (same signature as f, returns a y-shaped diagonal), or "
+            "jacobian_diagonal=mp.Stencil(axes=..., radius=...) for a stencil on a grid, or use "
+            "mp.EK0, which needs no Jacobian."
+        )

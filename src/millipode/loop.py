@@ -1,0 +1,193 @@
+"""The adaptive loop: begin at t₀, advance until t₁ or a limit, finish by calibrating.
+
+The three functions are pure and compile to one program each. ``advance`` can be called again on what it
+returned, which is how progress bars and long ``save="steps"`` runs work without a callback in the loop.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from millipode.autodiff import both_ways, while_loop
+from millipode.control import Controller, weights
+from millipode.covariance import STRUCTURES
+from millipode.fields import Field, Scale, all_finite, dtype, map_leaves, rms
+from millipode.initialise import initialise, probe
+from millipode.saving import Record, SavePlan
+from millipode.solution import RUNNING, Status
+from millipode.step import Filter, State, attempt, take
+
+
+class Setup(eqx.Module):
+    """A problem and how to solve it: all that the compiled functions depend on.
+
+    Attributes:
+        model: the filter.
+        controller: of step sizes.
+        plan: what to save.
+        t0: start.
+        t1: end.
+        dt0: the first step, None for automatic.
+        structure: of the covariance, a key of ``STRUCTURES``.
+        initialise: "taylor", "runge-kutta" or None for automatic.
+        max_steps: the bound on attempts.
+    """
+
+    model: Filter
+    controller: Controller
+    plan: SavePlan
+    t0: Array
+    t1: Array
+    dt0: Array | None
+    structure: str = eqx.field(static=True)
+    initialise: str | None = eqx.field(static=True)
+    max_steps: int = eqx.field(static=True)
+
+
+class Carry(NamedTuple):
+    """What the loop carries along."""
+
+    state: State
+    h: Array
+    previous_error: Array
+    steps: Array
+    rejected: Array
+    f_evals: Array
+    status: Array
+    record: Record
+
+
+class Outcome(NamedTuple):
+    """A finished solve; leading axes are time."""
+
+    t: Array
+    mean: Field
+    std: Field
+    diffusion: Scale
+    log_evidence: Array
+    status: Array
+    valid: Array
+
+
+def begin(setup: Setup, y0: Field) -> Carry:
+    """Initialise the state and choose the first step."""
+    model, t0 = setup.model, setup.t0
+    field, order = model.vector_field, model.prior.order
+    span = jnp.abs(setup.t1 - t0)
+    p = probe(field, t0, y0, weights(y0, model.rtol, model.atol), span)
+    initial = initialise(setup.initialise, field, t0, y0, order, p, span)
+    local = initial.residual if model.diffusion.vector else rms(initial.residual)
+    scale = model.diffusion.filter_scale(local)
+    covariance = STRUCTURES[setup.structure].initial(initial.root, scale, y0)
+    zero = jnp.zeros((), dtype(y0))
+    # A copy, because the loop works in place and y0 belongs to the user.
+    mean = jax.tree.map(jnp.copy, initial.mean)
+    state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(y0), zero, zero, zero)
+    h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
+    status = jnp.where(all_finite(p.f0), RUNNING, Status.NON_FINITE)
+    status = jnp.where(span == 0, Status.SUCCESS, status).astype(jnp.int32)
+    count = jnp.zeros((), jnp.int32)
+    return Carry(
+        state=state,
+        h=jnp.minimum(h, jnp.where(span > 0, span, h)),
+        previous_error=zero + 1,
+        steps=count,
+        rejected=count,
+        f_evals=count + 2 + initial.f_evals,
+        status=status,
+        record=setup.plan.empty(model, state),
+    )
+
+
+def advance(setup: Setup, carry: Carry, limit: Array) -> Carry:
+    """Step until the end, a failure, a full record, or ``limit`` attempts in all."""
+
+    def run(inputs: tuple, reverse: bool) -> Carry:
+        arrays, carry, limit = inputs
+        setup = eqx.combine(arrays, static)
+
+        def unfinished(c: Carry) -> Array:
+            return (
+                (c.status == RUNNING)
+                & (c.steps + c.rejected < limit)
+                & setup.plan.has_room(c.record)
+            )
+
+        return while_loop(
+            unfinished,
+            lambda c: _step(setup, c, reverse),
+            carry,
+            reverse=reverse,
+            max_steps=setup.max_steps,
+            buffers=lambda c: c.record.buffers,
+        )
+
+    arrays, static = eqx.partition(setup, eqx.is_array)
+    return both_ways(run, (arrays, carry, limit))
+
+
+def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
+    model, controller, plan = setup.model, setup.controller, setup.plan
+    sign, order = model.vector_field.sign, model.prior.order
+    state = c.state
+    end = controller.end_of_step(setup.t0, state.t, sign, c.h, c.steps)
+    # A step that would leave less than a hundredth of itself goes all the way.
+    last = sign * (setup.t1 - end) <= 0.01 * c.h
+    t = jnp.where(last, setup.t1, end)
+    h = sign * (t - state.t)  # as the clock resolves it
+
+    a = attempt(model, state, t, h)
+    accept = controller.accepts(a.error)
+    record = plan.before_step(model, state, a, accept, c.record, reverse)
+    state = take(model, state, a, accept)
+    record = plan.after_step(model, state, accept, record)
+
+    proposal = controller.next_step(h, a.error, c.previous_error, order)
+    eps = jnp.finfo(h.dtype).eps
+    smallest = eps * jnp.maximum(4 * jnp.abs(t), 1e-6 * jnp.abs(setup.t1 - setup.t0))
+    failure = jnp.where(jnp.isfinite(a.error), Status.STEP_TOO_SMALL, Status.NON_FINITE)
+    stuck = jnp.where(accept, h <= 0, proposal <= smallest)
+    status = jnp.where(stuck, failure, jnp.where(accept & last, Status.SUCCESS, RUNNING))
+    taken = accept.astype(jnp.int32)
+    return Carry(
+        state=state,
+        h=proposal,
+        previous_error=jnp.where(accept, jnp.maximum(a.error, 1e-4), c.previous_error),
+        steps=c.steps + taken,
+        rejected=c.rejected + 1 - taken,
+        f_evals=c.f_evals + 1,
+        status=status.astype(jnp.int32),
+        record=record,
+    )
+
+
+def finish(setup: Setup, carry: Carry) -> Outcome:
+    """Calibrate everything that leaves the solver."""
+    model, state = setup.model, carry.state
+    y = state.mean[0]
+    arrived = carry.status == Status.SUCCESS
+    entries, valid = setup.plan.entries(model, state, carry.record, arrived)
+    diffusion = model.diffusion.calibrated(state.calibration, carry.steps, y)
+    scale = model.diffusion.output_scale(diffusion)
+
+    def calibrate(std: Scale) -> Field:
+        return map_leaves(lambda leaf, s, g: jnp.broadcast_to(s * g, leaf.shape), y, std, scale)
+
+    log_evidence = model.diffusion.log_evidence(
+        diffusion, carry.steps, state.quadratic, state.log_det, state.rank, y
+    )
+    over = (carry.status == RUNNING) & (carry.steps + carry.rejected >= setup.max_steps)
+    status = jnp.where(over, Status.MAX_STEPS, carry.status)
+    finite = all_finite((y, state.covariance))
+    return Outcome(
+        t=entries.t,
+        mean=entries.marginal.mean,
+        std=jax.vmap(calibrate)(entries.marginal.std),
+        diffusion=diffusion if entries.diffusion is None else entries.diffusion,
+        log_evidence=log_evidence,
+        status=jnp.where(finite | ~arrived, status, Status.NON_FINITE).astype(jnp.int32),
+        valid=valid,
+    )

@@ -1,0 +1,16 @@
+"""The paper's initial value problems, ready to solve.
+
+>>> import millipode as mp
+>>> problem = mp.problems.van_der_pol(mu=10.0)
+>>> sol = mp.solve(problem.f, problem.y0, problem.t_span, solver=mp.EK1(order=4))
+>>> sol.success
+True
+"""
+
+from millipode.problems.fitzhugh_nagumo import fitzhugh_nagumo
+from millipode.problems.lorenz96 import lorenz96
+from millipode.problems.pleiades import pleiades
+from millipode.problems.problem import Problem
+from millipode.problems.van_der_pol import van_der_pol
+
+__all__ = ["Problem", "fitzhugh_nagumo", "lorenz96", "pleiades", "van_der_pol"]

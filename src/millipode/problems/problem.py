@@ -1,0 +1,32 @@
+"""What every problem offers."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxtyping import PyTree
+
+from millipode.grids import Grid
+from millipode.linearise import Stencil
+
+
+class Problem(NamedTuple):
+    """An initial value problem y' = f(t, y), y(t0) = y0.
+
+    The functions carry their parameters and compare by them, so that making the same problem twice
+    does not compile anything twice.
+
+    Attributes:
+        f: the right-hand side ``f(t, y)``.
+        y0: the initial value.
+        t_span: ``(t0, t1)``.
+        jacobian_diagonal: the diagonal of ∂f/∂y as a function of ``(t, y)``.
+        stencil: how far f reaches on its grid, where there is one.
+        grid: the grid of a discretised PDE.
+    """
+
+    f: Callable
+    y0: PyTree
+    t_span: tuple[float, float]
+    jacobian_diagonal: Callable | None = None
+    stencil: Stencil | None = None
+    grid: Grid | None = None

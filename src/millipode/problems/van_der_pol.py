@@ -1,0 +1,42 @@
+"""Van der Pol's oscillator: as stiff as you like."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from millipode.problems.problem import Problem
+
+
+@dataclass(frozen=True)
+class VanDerPol:
+    """(y₂, μ((1 − y₁²) y₂ − y₁))."""
+
+    mu: float
+
+    def __call__(self, t: Array, y: Float[Array, "2"]) -> Float[Array, "2"]:
+        """f(t, y)."""
+        return jnp.stack([y[1], self.mu * ((1 - y[0] ** 2) * y[1] - y[0])])
+
+    def jacobian_diagonal(self, t: Array, y: Float[Array, "2"]) -> Float[Array, "2"]:
+        """(0, μ(1 − y₁²))."""
+        return jnp.stack([jnp.zeros_like(y[0]), self.mu * (1 - y[0] ** 2)])
+
+
+def van_der_pol(mu: float = 1.0) -> Problem:
+    """Van der Pol's oscillator.
+
+        y₁' = y₂,   y₂' = μ((1 − y₁²) y₂ − y₁),   y(0) = (2, 0),   t ∈ [0, 6.3]
+
+    Mild for μ = 1. For large μ, y₁ creeps along y₁ = ±2 … ±1 and then jumps within a time of 1/μ, which
+    explicit methods pay for with steps of 1/μ everywhere.
+
+    Source: Hairer, Wanner, *Solving Ordinary Differential Equations II*; Krämer et al. (2022), E.4.
+
+    Args:
+        mu: the stiffness μ > 0.
+    """
+    if not mu > 0:
+        raise ValueError(f"van_der_pol: mu must be positive, got {mu}.")
+    f = VanDerPol(mu)
+    return Problem(f, jnp.array([2.0, 0.0]), (0.0, 6.3), f.jacobian_diagonal)

@@ -1,0 +1,150 @@
+"""What the user holds after a solve."""
+
+import enum
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+RUNNING = -1
+
+
+class Status(enum.IntEnum):
+    """How a solve ended."""
+
+    SUCCESS = 0
+    MAX_STEPS = 1
+    STEP_TOO_SMALL = 2
+    NON_FINITE = 3
+    OUT_OF_MEMORY = 4
+
+    @property
+    def explanation(self) -> str:
+        """What happened, and what to do about it."""
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    Status.SUCCESS: "The solver reached the end of the time span.",
+    Status.MAX_STEPS: (
+        "The maximum number of steps was reached before the end of the time span. Raise max_steps, "
+        "loosen rtol and atol, or use a solver that suits stiff problems: mp.DiagonalEK1 or mp.EK1."
+    ),
+    Status.STEP_TOO_SMALL: (
+        "The step size fell below what the floating-point format can resolve. The solution may be "
+        "singular here, or the tolerance too tight: loosen rtol and atol, enable float64, or use a "
+        "solver that suits stiff problems."
+    ),
+    Status.NON_FINITE: (
+        "f or the state became infinite or NaN, and smaller steps did not help. The solution may "
+        "blow up here, the solver may be unstable (use adaptive or smaller steps), or f may be "
+        "undefined: check f at the time and state reported."
+    ),
+    Status.OUT_OF_MEMORY: (
+        "Saving every step filled the memory that is available for it. Use save='end', or save=times "
+        "with the times that matter."
+    ),
+}
+
+
+class Stats(eqx.Module):
+    """Counts of a solve.
+
+    Attributes:
+        steps: accepted steps.
+        rejected: rejected attempts.
+        f_evals: evaluations of f, those of the initialisation included.
+    """
+
+    steps: Array
+    rejected: Array
+    f_evals: Array
+
+
+class Solution(eqx.Module):
+    """A Gaussian posterior over the solution of an ODE.
+
+    A pytree, so it can leave ``jit`` and ``vmap``. All of ``mean``, ``std`` and a dynamic ``diffusion`` have
+    the time as their leading axis; with ``save="end"`` its length is one.
+
+    Attributes:
+        t: the saved times.
+        mean: the posterior mean of y, in the structure of y0.
+        std: its standard deviation, likewise.
+        diffusion: γ̂², the calibrated diffusion. One value or field for a constant diffusion; for
+            a dynamic one, that of the step in which (or at whose end) each saved time lies.
+        log_evidence: Σ log N(z_n; 0, S_n), the prediction-error decomposition.
+        stats: counts of steps and evaluations.
+        status_code: see ``status``.
+        reached: the last time that the solver reached, and its last step size.
+    """
+
+    t: Array
+    mean: PyTree
+    std: PyTree
+    diffusion: PyTree
+    log_evidence: Array
+    stats: Stats
+    status_code: Array
+    reached: tuple[Array, Array]
+
+    @property
+    def status(self) -> Any:
+        """A ``Status``; an array of codes under a transformation or for a batch of solutions."""
+        code = self.status_code
+        if isinstance(code, jax.core.Tracer) or np.ndim(code) > 0:
+            return code
+        return Status(int(code))
+
+    @property
+    def success(self) -> Any:
+        """Whether the solver reached the end of the time span."""
+        code = self.status_code
+        if isinstance(code, jax.core.Tracer) or np.ndim(code) > 0:
+            return code == Status.SUCCESS
+        return int(code) == Status.SUCCESS
+
+    @property
+    def message(self) -> str:
+        """How the solve ended, in words."""
+        if isinstance(self.status_code, jax.core.Tracer):
+            return "The status is not known while JAX traces the solve."
+        if np.ndim(self.status_code) > 0:
+            codes, counts = np.unique(np.asarray(self.status_code), return_counts=True)
+            return "; ".join(
+                f"{n} × {Status(int(c)).name}: {Status(int(c)).explanation}"
+                for c, n in zip(codes, counts, strict=True)
+            )
+        if self.success:
+            return Status.SUCCESS.explanation
+        t, h = (float(x) for x in self.reached)
+        status = Status(int(self.status_code))
+        return f"{status.name} at t = {t:.6g} with step size {h:.3g}: {status.explanation}"
+
+    def __repr__(self) -> str:
+        if isinstance(self.status_code, jax.core.Tracer) or np.ndim(self.status_code) > 0:
+            return f"Solution(t={self.t}, status_code={self.status_code})"
+        d = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(self.mean))
+        return (
+            f"Solution({self.status.name}, d={d}, {len(self.t)} saved times, "
+            f"{int(self.stats.steps)} steps, {int(self.stats.rejected)} rejected)"
+        )
+
+
+class SolveError(RuntimeError):
+    """A solve that did not reach the end of its time span.
+
+    Attributes:
+        status: the ``Status``.
+        t: the last time that was reached.
+        h: the last step size.
+        solution: what was computed up to there.
+    """
+
+    def __init__(self, solution: Solution):
+        super().__init__(solution.message)
+        self.solution = solution
+        self.status = solution.status
+        self.t, self.h = (float(x) for x in solution.reached)

@@ -1,0 +1,290 @@
+"""The front door: checks input, picks defaults, drives the compiled loop, builds the Solution."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, PyTree
+
+from millipode import checks, loop
+from millipode.control import Controller, PIController
+from millipode.diffusion import DynamicDiffusion
+from millipode.fields import Field, dtype
+from millipode.linearise import VectorField
+from millipode.loop import Carry, Outcome, Setup
+from millipode.progress import ProgressBar
+from millipode.saving import SaveEnd, SavePlan, SaveSteps, SaveTimes
+from millipode.solution import RUNNING, Solution, SolveError, Stats, Status
+from millipode.solvers import EK0, Solver
+from millipode.step import Filter
+
+MAX_STEPS = 100_000
+
+# save="steps" collects steps in compiled segments with buffers of about this size.
+SEGMENT_BYTES = 2**26
+SEGMENT_STEPS = 512
+
+
+def solve(
+    f: Callable,
+    y0: PyTree[ArrayLike],
+    t_span: tuple[ArrayLike, ArrayLike],
+    *,
+    solver: Solver | None = None,
+    args: PyTree = None,
+    rtol: PyTree[ArrayLike] = 1e-3,
+    atol: PyTree[ArrayLike] = 1e-6,
+    save: Literal["steps", "end"] | ArrayLike = "steps",
+    dt0: ArrayLike | None = None,
+    controller: Controller | None = None,
+    max_steps: int = MAX_STEPS,
+    throw: bool = True,
+    progress: bool = False,
+) -> Solution:
+    """Solve y' = f(t, y), y(t0) = y0, and return a Gaussian posterior over y.
+
+    It works under ``jax.jit``, ``jax.vmap`` and both modes of differentiation; a status in the solution then
+    takes the place of exceptions. A second call with the same f and shapes compiles nothing; f is
+    recognised by identity, so define it once rather than as a new lambda per call.
+
+    Args:
+        f: ``f(t, y)``, or ``f(t, y, args)`` if ``args`` is given; returns something like y.
+        y0: an array or a pytree of arrays, float32 or float64. Integers become floats.
+        t_span: ``(t0, t1)``; t1 < t0 integrates backwards.
+        solver: ``mp.EK0(...)`` (the default), ``mp.DiagonalEK1(...)`` or ``mp.EK1(...)``.
+        args: passed on to f; an array or a pytree, differentiable.
+        rtol: relative tolerance, a scalar or like y.
+        atol: absolute tolerance, a scalar or like y.
+        save: ``"steps"``, ``"end"``, or times, monotone in the direction of integration. Times do not
+            change the steps taken. Under ``jit``, ``"steps"`` fills arrays of length max_steps + 1
+            in which everything after the last step repeats it.
+        dt0: the first step; automatic by default.
+        controller: ``mp.PIController(...)`` (the default) or ``mp.FixedStep(h)``.
+        max_steps: the bound on attempted steps.
+        throw: raise ``mp.SolveError`` if t1 is not reached. Without it, look at ``Solution.success``;
+            the solution then holds what was reached.
+        progress: show a bar.
+
+    >>> import jax.numpy as jnp, millipode as mp
+    >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0), save="end")
+    >>> sol.success, sol.mean.shape, bool(abs(sol.mean[-1, 0] - jnp.exp(-1)) < 1e-2)
+    (True, (1, 2), True)
+    """
+    y0 = checks.initial_value(y0)
+    kind = dtype(y0)
+    t0, t1 = checks.time_span(t_span, kind)
+    solver = EK0() if solver is None else solver
+    if not isinstance(solver, Solver):
+        raise TypeError(f"solver must be a solver such as mp.EK0(order=4), got {solver!r}.")
+    controller = PIController() if controller is None else controller
+    if not isinstance(controller, Controller):
+        raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {controller!r}.")
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1:
+        raise ValueError(f"max_steps must be a positive integer, got {max_steps!r}.")
+    args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float | int | np.ndarray) else x, args)
+    rtol, atol = checks.tolerances(rtol, atol, y0)
+    dt0 = checks.first_step(dt0, controller, kind)
+    linearisation = solver.linearisation(y0)
+    checks.memory_for_dense(y0, solver)
+
+    concrete = _outside_transformations()
+    if progress and not concrete:
+        raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
+    budget = None
+    plan: SavePlan
+    if isinstance(save, str) and save == "end":
+        plan = SaveEnd()
+    elif isinstance(save, str) and save == "steps":
+        span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
+        budget = checks.memory_for_steps(y0, solver, controller, span, max_steps)
+        fitting = SEGMENT_BYTES // checks.bytes_per_entry(y0, solver)
+        segment = int(np.clip(fitting, 8, SEGMENT_STEPS))
+        plan = SaveSteps(min(max_steps, segment if concrete else max_steps) + 1)
+    else:
+        plan = SaveTimes(checks.save_times(save, t0, t1))
+
+    sign = jnp.where(t1 >= t0, 1, -1).astype(kind)
+    field = VectorField(f, args, sign)
+    model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
+    controller = jax.tree.map(lambda x: jnp.asarray(x, kind), controller)
+    setup = Setup(
+        model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps)
+    )
+    if not concrete:
+        setup = _without_closures(setup, y0)
+    arrays, static = _split(setup)
+    carry = _begin(static, arrays, y0)
+    if concrete:
+        return _drive(static, arrays, carry, budget, throw, progress)
+    carry = _advance(static, arrays, carry, jnp.asarray(max_steps, jnp.int32))
+    return _solution(_finish(static, arrays, carry), carry)
+
+
+def _outside_transformations() -> bool:
+    """Whether no JAX transformation is under way, so that all values are concrete."""
+    try:
+        from jax._src.core import trace_state_clean
+    except ImportError:  # private, and only there to save work
+        return False
+    return trace_state_clean()
+
+
+def _without_closures(setup: Setup, y0: Field) -> Setup:
+    """Turn tracers that the user's functions close over into explicit inputs.
+
+    The loop has its own derivative rules, which see inputs but not closures.
+    """
+    field = setup.model.vector_field
+    inputs = (setup.t0, y0) if field.args is None else (setup.t0, y0, field.args)
+
+    def convert(leaf: Any) -> Any:
+        if not callable(leaf):
+            return leaf
+        converted = eqx.filter_closure_convert(leaf, *inputs)
+        return leaf if checks.is_concrete(converted) else converted
+
+    checks.vector_field(field.f, *inputs[:2], field.args)
+    functions, rest = eqx.partition(setup, lambda leaf: callable(leaf) and not eqx.is_array(leaf))
+    return eqx.combine(jax.tree.map(convert, functions), rest)
+
+
+def _split(setup: Setup) -> tuple[list[Array], tuple]:
+    """Arrays, which are traced, and everything else, which is hashed to find compiled code."""
+    leaves, tree = jax.tree.flatten(setup)
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
+    constants = tuple(None if a else leaf for leaf, a in zip(leaves, is_array, strict=True))
+    return arrays, (tree, constants, tuple(is_array))
+
+
+def _join(static: tuple, arrays: list[Array]) -> Setup:
+    tree, constants, is_array = static
+    moving = iter(arrays)
+    merged = [next(moving) if a else c for c, a in zip(constants, is_array, strict=True)]
+    return jax.tree.unflatten(tree, merged)
+
+
+@partial(jax.jit, static_argnums=0)
+def _begin(static: tuple, arrays: list[Array], y0: Field) -> Carry:
+    setup = _join(static, arrays)
+    field = setup.model.vector_field
+    checks.vector_field(field.f, setup.t0, y0, field.args)
+    checks.jacobian_diagonal(setup.model.linearisation, setup.t0, y0, field.args)
+    return loop.begin(setup, y0)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _advance(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
+    return loop.advance(_join(static, arrays), carry, limit)
+
+
+@partial(jax.jit, static_argnums=0)
+def _empty_record(static: tuple, arrays: list[Array], carry: Carry) -> Any:
+    setup = _join(static, arrays)
+    return setup.plan.empty(setup.model, carry.state)
+
+
+@partial(jax.jit, static_argnums=0)
+def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
+    return loop.finish(_join(static, arrays), carry)
+
+
+def _drive(
+    static: tuple, arrays: list[Array], carry: Carry, budget: int | None, throw: bool, progress: bool
+) -> Solution:
+    """Advance in as many segments as saving and the progress bar ask for."""
+    setup = _join(static, arrays)
+    dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
+    keeps_steps = isinstance(setup.plan, SaveSteps)
+    pace = Pace(setup) if progress else None
+    full_records = []
+    try:
+        while True:
+            limit = pace.limit(carry) if pace else setup.max_steps
+            carry = _advance(static, arrays, carry, jnp.asarray(limit, jnp.int32))
+            if int(carry.status) != RUNNING or int(carry.steps + carry.rejected) >= setup.max_steps:
+                break
+            if keeps_steps and not setup.plan.has_room(carry.record):
+                full_records.append(carry.record)
+                stored = sum(x.nbytes for x in jax.tree.leaves(full_records))
+                if budget is not None and stored > budget:
+                    carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
+                    break
+                carry = carry._replace(record=_empty_record(static, arrays, carry))
+        if pace:
+            pace.limit(carry)
+    finally:
+        if pace:
+            pace.close()
+    outcome = _finish(static, arrays, carry)
+    if keeps_steps:
+        past = [_finish(static, arrays, carry._replace(record=r)) for r in full_records]
+        outcome = _trimmed([*past, outcome], dynamic)
+    elif int(outcome.status) != Status.SUCCESS:
+        outcome = _trimmed([outcome], dynamic)
+    solution = _solution(outcome, carry)
+    if throw and not solution.success:
+        raise SolveError(solution)
+    return solution
+
+
+class Pace:
+    """How many steps to take between two updates of the progress bar: about a fifth of a second."""
+
+    def __init__(self, setup: Setup):
+        self.bar = ProgressBar(float(setup.t0), float(setup.t1))
+        self.max_steps, self.chunk, self.done = setup.max_steps, 8, 0
+        self.clock = time.perf_counter()
+
+    def limit(self, carry: Carry) -> int:
+        """Draw the bar, and say up to how many attempts to go on."""
+        accepted, rejected = int(carry.steps), int(carry.rejected)
+        now = time.perf_counter()
+        elapsed, attempts = now - self.clock, accepted + rejected
+        rate = (attempts - self.done) / elapsed if elapsed > 0 else 0.0
+        if attempts:
+            self.bar.update(float(carry.state.t), float(carry.h), accepted, rejected, rate)
+            self.chunk = max(1, min(4 * self.chunk, int(0.2 * rate)))
+        self.clock, self.done = now, attempts
+        return min(self.max_steps, attempts + self.chunk)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self.bar.close()
+
+
+def _trimmed(outcomes: list[Outcome], dynamic: bool) -> Outcome:
+    """Valid entries only; each record but the first starts with the last entry of the one before.
+
+    On the host, because the number of steps differs from solve to solve and nothing should compile.
+    """
+    final = outcomes[-1]
+    spans = [slice(0 if i == 0 else 1, int(o.valid)) for i, o in enumerate(outcomes)]
+
+    def join(*parts: Array) -> Array:
+        return jnp.asarray(np.concatenate([np.asarray(p)[s] for p, s in zip(parts, spans, strict=True)]))
+
+    return final._replace(
+        t=join(*(o.t for o in outcomes)),
+        mean=jax.tree.map(join, *(o.mean for o in outcomes)),
+        std=jax.tree.map(join, *(o.std for o in outcomes)),
+        diffusion=jax.tree.map(join, *(o.diffusion for o in outcomes)) if dynamic else final.diffusion,
+    )
+
+
+def _solution(outcome: Outcome, carry: Carry) -> Solution:
+    return Solution(
+        t=outcome.t,
+        mean=outcome.mean,
+        std=outcome.std,
+        diffusion=outcome.diffusion,
+        log_evidence=outcome.log_evidence,
+        stats=Stats(carry.steps, carry.rejected, carry.f_evals),
+        status_code=outcome.status,
+        reached=(carry.state.t, carry.h),
+    )

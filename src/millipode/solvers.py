@@ -1,0 +1,225 @@
+"""Recipes: a solver names its parts, and says which covariance structure they preserve."""
+
+import abc
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+
+from millipode.diffusion import ConstantDiffusion, Diffusion, DynamicDiffusion
+from millipode.fields import Field
+from millipode.linearise import (
+    DiagonalFirstOrder,
+    FirstOrder,
+    Linearisation,
+    Stencil,
+    ZerothOrder,
+    check_diagonal,
+)
+from millipode.priors import IWP, Prior
+
+Structure = Literal["kronecker", "blockdiagonal", "dense"]
+Initialise = Literal["taylor", "runge-kutta"]
+
+
+class Solver(eqx.Module):
+    """An ODE filter: a prior, a linearisation, a diffusion, and a covariance structure."""
+
+    prior: eqx.AbstractVar[Prior]
+    diffusion: eqx.AbstractVar[Diffusion]
+    structure: eqx.AbstractVar[str]
+    initialise: eqx.AbstractVar[str | None]
+
+    @property
+    def order(self) -> int:
+        """ν, the number of derivatives in the state."""
+        return self.prior.order
+
+    @abc.abstractmethod
+    def linearisation(self, y: Field) -> Linearisation:
+        """How f is linearised; raises if that cannot be done for a problem like y."""
+
+
+class EK0(Solver):
+    """F_y = 0: explicit, the cheapest, and the choice for large non-stiff problems.
+
+    The covariance is Kronecker, one small matrix for all unknowns (the paper's Proposition 3), with
+    every diffusion but the dynamic vector-valued one, which makes it block-diagonal (Proposition 2).
+
+    Args:
+        order: ν, from 1 to 11.
+        diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
+        structure: ``"kronecker"``, ``"blockdiagonal"`` or ``"dense"``; automatic by default.
+        prior: in place of ``mp.IWP(order)``.
+        initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+
+    >>> EK0(order=3).structure, EK0(diffusion=DynamicDiffusion(vector=True)).structure
+    ('kronecker', 'blockdiagonal')
+    """
+
+    prior: Prior
+    diffusion: Diffusion
+    structure: str = eqx.field(static=True)
+    initialise: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        diffusion: Diffusion | None = None,
+        structure: Structure | None = None,
+        prior: Prior | None = None,
+        initialise: Initialise | None = None,
+    ):
+        self.prior = _prior(order, prior, 4)
+        self.diffusion = _diffusion(diffusion)
+        per_unknown = self.diffusion.vector and isinstance(self.diffusion, DynamicDiffusion)
+        if per_unknown and structure == "kronecker":
+            raise ValueError(
+                "EK0 with a dynamic vector-valued diffusion is not Kronecker: every unknown has its "
+                "own history of scales. Use structure='blockdiagonal', a scalar diffusion, or "
+                "mp.ConstantDiffusion(vector=True)."
+            )
+        self.structure = _structure(structure, "blockdiagonal" if per_unknown else "kronecker")
+        self.initialise = _initialise(initialise)
+
+    def linearisation(self, y: Field) -> Linearisation:
+        """None."""
+        return ZerothOrder()
+
+
+class DiagonalEK1(Solver):
+    """F_y = diag(∇f): some of the stability of the EK1 at a cost of O(d).
+
+    The covariance is block-diagonal, one small matrix per unknown (the paper's Proposition 2).
+
+    Args:
+        order: ν, from 1 to 11.
+        jacobian_diagonal: the diagonal of ∂f/∂y, as a function with the signature of f that returns
+            something like y, or as a declared ``mp.Stencil``. Only problems with at most a few
+            hundred unknowns can do without.
+        diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
+        structure: ``"blockdiagonal"`` (the default) or ``"dense"``.
+        prior: in place of ``mp.IWP(order)``.
+        initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+    """
+
+    prior: Prior
+    jacobian_diagonal: Callable | Stencil | None
+    diffusion: Diffusion
+    structure: str = eqx.field(static=True)
+    initialise: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        jacobian_diagonal: Callable | Stencil | None = None,
+        diffusion: Diffusion | None = None,
+        structure: Structure | None = None,
+        prior: Prior | None = None,
+        initialise: Initialise | None = None,
+    ):
+        self.prior = _prior(order, prior, 3)
+        known = jacobian_diagonal is None or isinstance(jacobian_diagonal, Stencil)
+        if not known and not callable(jacobian_diagonal):
+            raise TypeError(
+                "jacobian_diagonal must be a function with the signature of f, or an mp.Stencil; "
+                f"got {type(jacobian_diagonal).__name__}."
+            )
+        self.jacobian_diagonal = jacobian_diagonal
+        self.diffusion = _diffusion(diffusion)
+        if structure == "kronecker":
+            raise ValueError(
+                "DiagonalEK1 is not Kronecker: the gain differs between unknowns as their Jacobians "
+                "do. Use structure='blockdiagonal' (the default), or mp.EK0."
+            )
+        self.structure = _structure(structure, "blockdiagonal")
+        self.initialise = _initialise(initialise)
+
+    def linearisation(self, y: Field) -> Linearisation:
+        """The diagonal, exactly."""
+        check_diagonal(self.jacobian_diagonal, y)
+        return DiagonalFirstOrder(self.jacobian_diagonal)
+
+
+class EK1(Solver):
+    """F_y = ∇f: A-stable, for stiff problems of moderate size.
+
+    The covariance is dense, so a step costs O(d³) and memory is O(d²).
+
+    Args:
+        order: ν, from 1 to 11.
+        diffusion: ``mp.DynamicDiffusion()`` or ``mp.ConstantDiffusion()``, scalar.
+        structure: ``"dense"``, the only one that a full Jacobian preserves.
+        prior: in place of ``mp.IWP(order)``.
+        initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+    """
+
+    prior: Prior
+    diffusion: Diffusion
+    structure: str = eqx.field(static=True)
+    initialise: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        diffusion: Diffusion | None = None,
+        structure: Structure | None = None,
+        prior: Prior | None = None,
+        initialise: Initialise | None = None,
+    ):
+        self.prior = _prior(order, prior, 4)
+        self.diffusion = _diffusion(diffusion)
+        if self.diffusion.vector:
+            raise ValueError(
+                "EK1 has no vector-valued diffusion: a full Jacobian couples the unknowns, so the "
+                "scales γ_i have no separate quasi-MLEs (the paper's Proposition 1 needs a diagonal "
+                "one). Use vector=False, or mp.DiagonalEK1."
+            )
+        if structure not in (None, "dense"):
+            raise ValueError(
+                f"EK1 with structure={structure!r} is impossible: a full Jacobian couples all "
+                "unknowns, so the covariance is dense. Use mp.DiagonalEK1 or mp.EK0."
+            )
+        self.structure = "dense"
+        self.initialise = _initialise(initialise)
+
+    def linearisation(self, y: Field) -> Linearisation:
+        """All of the Jacobian."""
+        return FirstOrder()
+
+
+def _prior(order: int | None, prior: Prior | None, default: int) -> Prior:
+    if prior is None:
+        return IWP(default if order is None else order)
+    if not isinstance(prior, Prior):
+        raise TypeError(f"prior must be a prior such as mp.IWP(4), got {type(prior).__name__}.")
+    if order is not None and order != prior.order:
+        raise ValueError(f"order={order} contradicts the prior, which has order {prior.order}.")
+    return prior
+
+
+def _diffusion(diffusion: Diffusion | None) -> Diffusion:
+    if diffusion is None:
+        return DynamicDiffusion()
+    if not isinstance(diffusion, ConstantDiffusion | DynamicDiffusion):
+        raise TypeError(
+            "diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got "
+            f"{diffusion!r}."
+        )
+    return diffusion
+
+
+def _structure(structure: str | None, default: str) -> str:
+    allowed = ("kronecker", "blockdiagonal", "dense")
+    if structure is not None and structure not in allowed:
+        raise ValueError(f"structure must be one of {allowed}, got {structure!r}.")
+    return structure or default
+
+
+def _initialise(method: str | None) -> str | None:
+    if method not in (None, "taylor", "runge-kutta"):
+        raise ValueError(f"initialise must be 'taylor' or 'runge-kutta', got {method!r}.")
+    return method

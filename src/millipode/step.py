@@ -1,0 +1,130 @@
+"""One step of the filter: extrapolate → evaluate → calibrate → judge → correct.
+
+The phases are those of the paper's Sections 2 and 3. Nothing here knows which covariance structure it
+works with, and nothing decides on step sizes. The error needs only the residual and its local scale, so a
+step is judged before its covariance is touched.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from millipode.control import error_norm, weights
+from millipode.covariance import Covariance
+from millipode.diffusion import Diffusion
+from millipode.fields import Field, Scale, combine, total, where
+from millipode.linearise import Linearisation, VectorField
+from millipode.priors import Prior, Transition
+
+
+class Filter(eqx.Module):
+    """The parts of an ODE filter, put together for one problem."""
+
+    vector_field: VectorField
+    prior: Prior
+    linearisation: Linearisation
+    diffusion: Diffusion
+    rtol: Scale
+    atol: Scale
+
+
+class State(NamedTuple):
+    """N(mean, covariance) at time t, and what the steps so far say of the scale.
+
+    Attributes:
+        t: the time.
+        mean: (y, y', …, y^(ν)), one field per derivative.
+        covariance: of the same, under the filter's own diffusion.
+        calibration: the diffusion's accumulator.
+        quadratic: Σ_n z_nᵀ S_n⁻¹ z_n.
+        log_det: Σ_n log det S_n.
+        rank: the number of directions in that determinant.
+    """
+
+    t: Array
+    mean: tuple[Field, ...]
+    covariance: Covariance
+    calibration: Scale
+    quadratic: Array
+    log_det: Array
+    rank: Array
+
+
+class Attempt(NamedTuple):
+    """A step that has been evaluated and can be judged, but is not yet taken.
+
+    The linearised model of the step is all here: Φ, the Jacobian, the residual z and γ.
+    """
+
+    t: Array
+    transition: Transition
+    z: Field
+    jacobian: Field
+    local_scale: Scale
+    filter_scale: Scale
+    error: Array
+
+
+def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
+    """Extrapolate the mean by h to time t, evaluate f there, calibrate, and estimate the error."""
+    transition = model.prior.transition(h)
+    predicted = combine(transition.phi[0], state.mean)  # E₀ m⁻
+    slope = combine(transition.phi[1], state.mean)  # E₁ m⁻
+    value, jacobian = model.linearisation(model.vector_field, t, predicted)
+    z = jax.tree.map(jnp.subtract, slope, value)
+    process = state.covariance.process_innovation(transition, jacobian, z)
+    local = model.diffusion.local_scale(process, z)
+    scale = weights(predicted, model.rtol, model.atol, state.mean[0])
+    error = error_norm(h, local, process.std(), z, scale, model.diffusion.vector)
+    return Attempt(t, transition, z, jacobian, local, model.diffusion.filter_scale(local), error)
+
+
+def take(model: Filter, state: State, a: Attempt, accept: Array) -> State:
+    """Correct the state with an attempted step if ``accept``, else return it as it was.
+
+    The covariance branches. The mean does not: its coefficients become those of doing nothing, so a
+    rejected step needs no second copy of the state and no selection over it.
+    """
+    z = where(accept, a.z, 0)  # a rejected residual may be NaN, and 0 · NaN is not 0
+    corrected = lax.cond(
+        accept,
+        lambda covariance: covariance.correct(a.transition, a.filter_scale, a.jacobian, z),
+        lambda covariance: covariance.rejected(z),
+        state.covariance,
+    )
+    transition = a.transition.gated(accept)
+    correction = state.covariance.apply_gain(corrected.gain, z)
+    mean = tuple(
+        jax.tree.map(jnp.subtract, combine(row, state.mean), kz)
+        for row, kz in zip(transition.phi, correction, strict=True)
+    )
+    whitened = corrected.innovation.whiten(z)
+    log_det, rank = corrected.innovation.log_determinant(z)
+    calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
+    return State(
+        t=jnp.where(accept, a.t, state.t),
+        mean=mean,
+        covariance=corrected.covariance,
+        calibration=where(accept, calibration, state.calibration),
+        quadratic=state.quadratic + total(jax.tree.map(jnp.square, whitened)),
+        log_det=state.log_det + jnp.where(accept, log_det, 0),
+        rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
+    )
+
+
+class Marginal(NamedTuple):
+    """Mean and standard deviation of y at one time, before post-hoc calibration."""
+
+    mean: Field
+    std: Scale
+
+
+def predict(model: Filter, state: State, h: Array, scale: Scale) -> Marginal:
+    """The marginal of y a time h ≥ 0 after the state, by the model's own prediction."""
+    row, noise = model.prior.marginal(h)
+    std = state.covariance.std(state.mean[0], row, noise, scale)
+    return Marginal(combine(row, state.mean), std)
