@@ -60,10 +60,11 @@ def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyT
         out = run(xs, rest)
         out_leaves, out_tree = jax.tree.flatten(out)
         # A linear map J with its own transpose: (dx, o) ↦ (dx, o + J dx) is the solution operator
-        # of a linear system, which JAX lets us supply together with its transpose. The second
-        # argument must count as linear in dx as well; it is zero.
-        zero = sum(0 * jnp.ravel(dx)[0] for dx in dxs if dx.size)
-        offsets = [jnp.zeros_like(leaf) + zero.astype(leaf.dtype) for leaf in out_leaves if _is_smooth(leaf)]
+        # of a linear system, which JAX lets us supply together with its transpose. JAX wants all of
+        # (dx, o) to be linear in what is differentiated, so each gets a zero that is.
+        zero = sum(jnp.where(False, jnp.ravel(dx)[0], 0) for dx in dxs if dx.size)
+        offsets = [jnp.zeros_like(leaf) for leaf in out_leaves if _is_smooth(leaf)]
+        dxs, offsets = jax.tree.map(lambda x: x + jnp.asarray(zero, x.dtype), (dxs, offsets))
 
         def forward(_: Callable, b: tuple) -> tuple:
             dx, o = b

@@ -25,6 +25,13 @@ def is_concrete(x: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
 
 
+def as_array(x: Any, kind: Any) -> Any:
+    """x as an array of dtype ``kind``: NumPy's unless it is JAX's already, as that is cheaper."""
+    if isinstance(x, jax.Array):
+        return x if x.dtype == kind else x.astype(kind)
+    return np.asarray(x, kind)
+
+
 def initial_value(y0: PyTree) -> Field:
     """y0 as arrays of one floating-point type."""
     leaves = jax.tree.leaves(y0)
@@ -46,8 +53,8 @@ def initial_value(y0: PyTree) -> Field:
     target = jnp.result_type(*jax.tree.leaves(y0), jnp.float32)
     if not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(y0)), jnp.floating):
         target = jnp.result_type(float)
-    y0 = jax.tree.map(lambda leaf: jnp.asarray(leaf, target), y0)
-    if is_concrete(y0) and not all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(y0)):
+    y0 = jax.tree.map(lambda leaf: as_array(leaf, target), y0)
+    if is_concrete(y0) and not all(np.isfinite(x).all() for x in jax.tree.leaves(y0)):
         raise ValueError("y0 has infinite or NaN entries; the solver needs a finite initial value.")
     return y0
 
@@ -80,7 +87,7 @@ def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
         _check_numeric(t, "t_span")
     if np.ndim(t0) or np.ndim(t1):
         raise ValueError("t_span must hold two scalars.")
-    t0, t1 = jnp.asarray(t0, kind), jnp.asarray(t1, kind)
+    t0, t1 = as_array(t0, kind), as_array(t1, kind)
     if is_concrete((t0, t1)) and not (np.isfinite(t0) and np.isfinite(t1)):
         raise ValueError(f"t_span must be finite, got ({t0}, {t1}).")
     return t0, t1
@@ -119,7 +126,7 @@ def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
     for leaf in jax.tree.leaves(tolerance):
         _check_numeric(leaf, name)
     kind = dtype(y0)
-    tolerance = jax.tree.map(lambda x: jnp.asarray(x, kind), tolerance)
+    tolerance = jax.tree.map(lambda x: as_array(x, kind), tolerance)
     if is_concrete(tolerance):
         for leaf in jax.tree.leaves(tolerance):
             if not np.all(np.isfinite(leaf)):
@@ -173,7 +180,7 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
         raise ValueError(f"save must be 'steps', 'end' or an array of times, got {save!r}.")
     for leaf in jax.tree.leaves(save):
         _check_numeric(leaf, "save")
-    times = jnp.asarray(save, t0.dtype)
+    times = as_array(save, t0.dtype)
     if times.ndim != 1 or times.size == 0:
         raise ValueError(
             f"save must be a one-dimensional, non-empty array of times; its shape is {times.shape}."
@@ -201,7 +208,7 @@ def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
         return None
     if isinstance(controller, FixedStep):
         raise ValueError("dt0 has no meaning with mp.FixedStep, which already says every step.")
-    dt0 = jnp.asarray(dt0, kind)
+    dt0 = as_array(dt0, kind)
     if is_concrete(dt0) and not (np.ndim(dt0) == 0 and np.isfinite(dt0) and dt0 > 0):
         raise ValueError(f"dt0 must be a positive scalar (in either direction of time), got {dt0}.")
     return dt0

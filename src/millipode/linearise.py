@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from millipode.fields import Field, size
 SMALL = 512
 
 
-class VectorField(eqx.Module):
+class VectorField(NamedTuple):
     """The right-hand side in the filter's own time, which always runs forwards.
 
     Attributes:

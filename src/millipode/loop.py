@@ -21,7 +21,7 @@ from millipode.solution import RUNNING, Status
 from millipode.step import Filter, State, attempt, take
 
 
-class Setup(eqx.Module):
+class Setup(NamedTuple):
     """A problem and how to solve it: all that the compiled functions depend on.
 
     Attributes:
@@ -42,9 +42,9 @@ class Setup(eqx.Module):
     t0: Array
     t1: Array
     dt0: Array | None
-    structure: str = eqx.field(static=True)
-    initialise: str | None = eqx.field(static=True)
-    max_steps: int = eqx.field(static=True)
+    structure: str
+    initialise: str | None
+    max_steps: int
 
 
 class Carry(NamedTuple):

@@ -9,6 +9,7 @@ import abc
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -111,9 +112,9 @@ class SaveSteps(SavePlan):
         return record
 
     def after_step(self, model: Filter, state: State, accept: Array, record: Record) -> Record:
-        """A rejected step rewrites the last slot with what it already holds."""
-        count = record.count + accept.astype(jnp.int32)
-        return Record(_put(record.buffers, _entry(model, state), count - 1), count)
+        """The new state in the next slot, if the step was accepted."""
+        buffers = _put(record.buffers, _entry(model, state), record.count, accept)
+        return Record(buffers, record.count + accept.astype(jnp.int32))
 
     def has_room(self, record: Record) -> Array:
         """Whether a slot is free."""
@@ -202,9 +203,11 @@ def _allocate(entry: Entry, length: int) -> Entry:
     return jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), entry)
 
 
-def _put(buffers: Entry, entry: Entry, slot: Array | int) -> Entry:
-    # The loop may have wrapped the buffers, so the entry leads the traversal.
-    return jax.tree.map(lambda x, buffer: buffer.at[slot].set(x), entry, buffers)
+def _put(buffers: Entry, entry: Entry, slot: Array | int, accept: Any = True) -> Entry:
+    # The loop wraps its buffers, so the entry leads the traversal.
+    return jax.tree.map(
+        lambda x, buffer: eqxi.buffer_at_set(buffer, slot, x, pred=accept), entry, buffers
+    )
 
 
 def _fill(buffers: Entry, entry: Entry, count: Array) -> Entry:

@@ -86,7 +86,7 @@ def solve(
         raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {controller!r}.")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1:
         raise ValueError(f"max_steps must be a positive integer, got {max_steps!r}.")
-    args = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float | int | np.ndarray) else x, args)
+    args = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, float | int) else x, args)
     rtol, atol = checks.tolerances(rtol, atol, y0)
     dt0 = checks.first_step(dt0, controller, kind)
     linearisation = solver.linearisation(y0)
@@ -108,10 +108,10 @@ def solve(
     else:
         plan = SaveTimes(checks.save_times(save, t0, t1))
 
-    sign = jnp.where(t1 >= t0, 1, -1).astype(kind)
+    sign = _sign(t0, t1, kind)
     field = VectorField(f, args, sign)
     model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
-    controller = jax.tree.map(lambda x: jnp.asarray(x, kind), controller)
+    controller = jax.tree.map(lambda x: checks.as_array(x, kind), controller)
     setup = Setup(
         model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps)
     )
@@ -121,8 +121,15 @@ def solve(
     carry = _begin(static, arrays, y0)
     if concrete:
         return _drive(static, arrays, carry, budget, throw, progress)
-    carry = _advance(static, arrays, carry, jnp.asarray(max_steps, jnp.int32))
+    carry = _advance(static, arrays, carry, np.int32(max_steps))
     return _solution(_finish(static, arrays, carry), carry)
+
+
+def _sign(t0: Any, t1: Any, kind: Any) -> Any:
+    """+1 forwards in time, −1 backwards."""
+    if checks.is_concrete((t0, t1)):
+        return np.asarray(1 if t1 >= t0 else -1, kind)
+    return jnp.where(t1 >= t0, 1, -1).astype(kind)
 
 
 def _outside_transformations() -> bool:
@@ -142,15 +149,14 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
     field = setup.model.vector_field
     inputs = (setup.t0, y0) if field.args is None else (setup.t0, y0, field.args)
 
-    def convert(leaf: Any) -> Any:
-        if not callable(leaf):
+    def explicit(leaf: Any) -> Any:
+        if not callable(leaf) or eqx.is_array(leaf):
             return leaf
         converted = eqx.filter_closure_convert(leaf, *inputs)
         return leaf if checks.is_concrete(converted) else converted
 
     checks.vector_field(field.f, *inputs[:2], field.args)
-    functions, rest = eqx.partition(setup, lambda leaf: callable(leaf) and not eqx.is_array(leaf))
-    return eqx.combine(jax.tree.map(convert, functions), rest)
+    return jax.tree.map(explicit, setup)
 
 
 def _split(setup: Setup) -> tuple[list[Array], tuple]:
@@ -178,9 +184,13 @@ def _begin(static: tuple, arrays: list[Array], y0: Field) -> Carry:
     return loop.begin(setup, y0)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=0)
 def _advance(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
     return loop.advance(_join(static, arrays), carry, limit)
+
+
+# Works in place, on a state that nobody else holds: not so under eager differentiation.
+_advance_in_place = jax.jit(_advance.__wrapped__, static_argnums=0, donate_argnums=2)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -206,7 +216,7 @@ def _drive(
     try:
         while True:
             limit = pace.limit(carry) if pace else setup.max_steps
-            carry = _advance(static, arrays, carry, jnp.asarray(limit, jnp.int32))
+            carry = _advance_in_place(static, arrays, carry, np.int32(limit))
             if int(carry.status) != RUNNING or int(carry.steps + carry.rejected) >= setup.max_steps:
                 break
             if keeps_steps and not setup.plan.has_room(carry.record):

@@ -7,7 +7,6 @@ step is judged before its covariance is touched.
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,7 +20,7 @@ from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Transition
 
 
-class Filter(eqx.Module):
+class Filter(NamedTuple):
     """The parts of an ODE filter, put together for one problem."""
 
     vector_field: VectorField

@@ -43,7 +43,7 @@ class BlockDiagonal(Covariance):
     ) -> DiagonalInnovation:
         """Σ₁₁ − 2 J Σ₀₁ + J² Σ₀₀ per unknown; one number where the Jacobian is zero."""
         if jacobian is None:
-            return DiagonalInnovation(blocks.process_scale(transition, 0.0))
+            return DiagonalInnovation(blocks.process_scale(transition, None))
         return DiagonalInnovation(
             jax.tree.map(lambda j: blocks.process_scale(transition, j), jacobian)
         )
@@ -52,17 +52,15 @@ class BlockDiagonal(Covariance):
         self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
     ) -> Corrected:
         """Every block on its own, O(d ν³), tile by tile."""
-        zero = jnp.zeros((), transition.scaling[0].dtype)
         roots, tree = jax.tree.flatten(self.root)
         scales = shared_per_leaf(scale, z)
-        jacobians = shared_per_leaf(zero if jacobian is None else jacobian, z)
+        jacobians = [None] * len(roots) if jacobian is None else jax.tree.leaves(jacobian)
 
-        def one(root: Array, s: Array, j: Array) -> tuple[Array, Array, Array]:
+        def one(root: Array, s: Array, j: Array | None) -> tuple[Array, Array, Array]:
             return blocks.correct(root, transition, s, j)
 
         results = [
-            _in_tiles(one, root, s, j)
-            for root, s, j in zip(roots, scales, jacobians, strict=True)
+            _in_tiles(one, root, s, j) for root, s, j in zip(roots, scales, jacobians, strict=True)
         ]
         innovation, gain, posterior = (
             jax.tree.unflatten(tree, [r[i] for r in results]) for i in range(3)
@@ -98,46 +96,36 @@ class BlockDiagonal(Covariance):
 
 
 def _in_tiles(
-    function: Callable[..., tuple[Array, Array, Array]], root: Array, scale: Array, jacobian: Array
+    function: Callable[..., tuple[Array, Array, Array]], root: Array, *fields: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Apply ``function(root, scale, jacobian)`` to tiles of unknowns, the root's in place."""
-    shape = root.shape[2:]
-    d = root[0, 0].size
+    """Apply ``function(root, *fields)`` to tiles of unknowns, to the root in place.
+
+    Fields may be scalars or None, which all tiles share.
+    """
+    (k, n), shape, d = root.shape[:2], root.shape[2:], root[0, 0].size
     if d < 2 * TILE:
-        return function(root, scale, jacobian)
-    k, n = root.shape[:2]
-    tile = _tile_size(d)
-    flat = root.reshape(k, n, d)
-    shared_scale, shared_jacobian = scale.ndim == 0, jacobian.ndim == 0
-    scale = scale if shared_scale else scale.reshape(d)
-    jacobian = jacobian if shared_jacobian else jacobian.reshape(d)
+        return function(root, *fields)
+    flat = [f if f is None or f.ndim == 0 else f.reshape(d) for f in fields]
 
     def process(start: Array | int, width: int, carry: tuple) -> tuple:
-        innovation, gain, posterior = carry
-
-        def take(x: Array) -> Array:
+        def take(x: Array | None) -> Array | None:
+            if x is None or x.ndim == 0:
+                return x
             return lax.dynamic_slice_in_dim(x, start, width, axis=x.ndim - 1)
 
-        def put(x: Array, part: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(x, part, start, axis=x.ndim - 1)
-
-        s, g, r = function(
-            take(posterior),
-            scale if shared_scale else take(scale),
-            jacobian if shared_jacobian else take(jacobian),
+        parts = function(take(carry[2]), *(take(f) for f in flat))
+        return tuple(
+            lax.dynamic_update_slice_in_dim(x, part, start, axis=x.ndim - 1)
+            for x, part in zip(carry, parts, strict=True)
         )
-        return put(innovation, s), put(gain, g), put(posterior, r)
 
-    carry = (jnp.zeros(d, root.dtype), jnp.zeros((n, d), root.dtype), flat)
+    tile = _tile_size(d)
+    carry = (jnp.zeros(d, root.dtype), jnp.zeros((n, d), root.dtype), root.reshape(k, n, d))
     carry = lax.fori_loop(0, d // tile, lambda i, c: process(i * tile, tile, c), carry)
     if d % tile:
         carry = process(d - d % tile, d % tile, carry)
     innovation, gain, posterior = carry
-    return (
-        innovation.reshape(shape),
-        gain.reshape(n, *shape),
-        posterior.reshape(k, n, *shape),
-    )
+    return innovation.reshape(shape), gain.reshape(n, *shape), posterior.reshape(k, n, *shape)
 
 
 def _tile_size(d: int) -> int:

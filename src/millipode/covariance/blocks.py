@@ -5,7 +5,6 @@ vectorised over the batch. Blocks are right factors, C = RᵀR, in the scaled co
 The residual's row H = e₁ − J e₀ reads ``[−j, 1, 0, …]`` there, with j = J T₀/T₁.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -15,40 +14,28 @@ from millipode.priors import Transition
 Block = Float[Array, "k n *batch"]
 
 
-def triangularise(stack: Block) -> Block:
-    """Upper triangular R (n, n, *batch) with RᵀR = stackᵀstack; R = 0 is a valid outcome.
+def merge(rows: Block, triangle: Block) -> Block:
+    """Upper triangular R (n, n, *batch) with RᵀR = rowsᵀrows + triangleᵀtriangle.
 
-    A single small matrix goes to LAPACK; a batch of them to Householder reflections that are
-    vectorised over the batch, because XLA:CPU would loop over a batched LAPACK call.
+    The QR decomposition of [rows ; triangle] by Householder reflections that know the second block to
+    be upper triangular: reflection k touches its row k and nothing else of it. Vectorised over the batch,
+    because XLA:CPU would loop over a batched LAPACK call; unrolled over n, which beats one LAPACK call
+    even for a single block. A zero column is left alone, so R = 0 is a valid outcome and derivatives are
+    finite there.
     """
-    return _single_qr(stack) if stack.ndim == 2 else _householder(stack)
-
-
-@jax.custom_jvp
-def _single_qr(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
-    return jnp.linalg.qr(stack, mode="r")
-
-
-@_single_qr.defjvp
-def _single_qr_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
-    # differentiate the reflections, which follow LAPACK's signs and have no singular points.
-    return jax.jvp(_householder, primals, tangents)
-
-
-def _householder(stack: Block) -> Block:
-    m, n = stack.shape[:2]
-    for k in range(min(n, m - 1)):
-        rest = stack[k:, k:]
-        pivot, column = rest[0, 0], rest[:, 0]
-        norm = safe_sqrt(jnp.sum(column**2, axis=0))
-        diagonal = jnp.where(pivot >= 0, -norm, norm)
-        normal = jnp.concatenate([(pivot - diagonal)[None], column[1:]])
-        half_square = norm * norm - diagonal * pivot  # ½ |normal|²
-        weights = safe_divide(jnp.sum(normal[:, None] * rest, axis=0), half_square)
-        stack = stack.at[k:, k:].set(rest - normal[:, None] * weights[None])
-    keep = jnp.triu(jnp.ones((n, n), bool)).reshape(n, n, *(1,) * (stack.ndim - 2))
-    return jnp.where(keep, stack[:n], 0)
+    n = rows.shape[1]
+    result = []
+    for k in range(n):
+        column, pivots = rows[:, 0], triangle[k, k:]
+        norm = safe_sqrt(pivots[0] ** 2 + jnp.sum(column**2, axis=0))
+        # Pivots are roots of variances, never negative, so this sum does not cancel.
+        head = pivots[0] + norm
+        inverse = safe_divide(jnp.ones_like(norm), norm * head)
+        weights = (head * pivots + jnp.sum(column[:, None] * rows, axis=0)) * inverse
+        below = jnp.zeros((k, *norm.shape), norm.dtype)
+        result.append(jnp.concatenate([below, pivots - head * weights]))
+        rows = rows[:, 1:] - column[:, None] * weights[1:]
+    return jnp.stack(result)
 
 
 def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
@@ -57,10 +44,10 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
     Args:
         root: R in unscaled coordinates, ``(k, n, *batch)``.
         transition: the prior's step.
-        scale: the diffusion's root γ, ``()`` or of the batch's shape.
+        scale: the diffusion's root γ ≥ 0, ``()`` or of the batch's shape.
     """
     batch = (1,) * (root.ndim - 2)
-    scaled = root / transition.scales.reshape(-1, *batch)
+    scaled = root / transition.scaling.reshape(-1, *batch)
     n = scaled.shape[1]
     moved = jnp.stack(
         [
@@ -74,39 +61,46 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
         axis=1,
     )
     noise = transition.scaled_root.reshape(n, n, *batch) * scale
-    noise = jnp.broadcast_to(noise, (n, n, *root.shape[2:]))
-    return triangularise(jnp.concatenate([moved, noise]))
+    return merge(moved, jnp.broadcast_to(noise, (n, n, *root.shape[2:])))
 
 
-def rotate(root: Block, j: Array | float) -> tuple[Array, Array, Block]:
+def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:
     """Condition on a zero residual by one Givens rotation: (√S, K, posterior root).
 
     R is upper triangular, so R Hᵀ has two non-zero entries, (R₀₁ − j R₀₀, R₁₁). The rotation of
     rows 0 and 1 that gathers them in row 0 makes that row √S Kᵀ; the rows left are the posterior.
     """
-    first, second = root[0, 1] - j * root[0, 0], root[1, 1]
+    first = root[0, 1] if j is None else root[0, 1] - j * root[0, 0]
+    second = root[1, 1]
     innovation = safe_sqrt(first**2 + second**2)
-    cosine, sine = safe_divide(first, innovation), safe_divide(second, innovation)
-    gain = safe_divide(cosine * root[0] + sine * root[1], innovation)
+    inverse = safe_divide(jnp.ones_like(innovation), innovation)
+    cosine, sine = first * inverse, second * inverse
+    gain = (cosine * root[0] + sine * root[1]) * inverse
     posterior = cosine * root[1] - sine * root[0]
     return innovation, gain, jnp.concatenate([posterior[None], root[2:]])
 
 
 def correct(
-    root: Block, transition: Transition, scale: Array, jacobian: Array | float
+    root: Block, transition: Transition, scale: Array, jacobian: Array | None
 ) -> tuple[Array, Array, Block]:
-    """Extrapolate and condition: (√S, K, posterior root), all in unscaled coordinates."""
-    j = jacobian * transition.step_ratio
+    """Extrapolate and condition: (√S, K, posterior root), all in unscaled coordinates.
+
+    The Jacobian has the batch's shape, or is None for zero.
+    """
+    j = None if jacobian is None else jacobian * transition.step_ratio
     innovation, gain, posterior = rotate(extrapolate(root, transition, scale), j)
-    scales = transition.scales.reshape(-1, *(1,) * (root.ndim - 2))
+    scales = transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
     anchor = transition.scaling[1]
     return anchor * innovation, gain * (scales / anchor), posterior * scales
 
 
-def process_scale(transition: Transition, jacobian: Array | float) -> Array:
-    """√(H Σ Hᵀ) for H = e₁ − J e₀."""
-    root, j = transition.scaled_root, jacobian * transition.step_ratio
-    return transition.scaling[1] * jnp.sqrt((root[0, 1] - j * root[0, 0]) ** 2 + root[1, 1] ** 2)
+def process_scale(transition: Transition, jacobian: Array | None) -> Array:
+    """√(H Σ Hᵀ) for H = e₁ − J e₀; None is J = 0."""
+    root = transition.scaled_root
+    if jacobian is None:
+        return transition.scaling[1] * jnp.sqrt(root[0, 1] ** 2 + root[1, 1] ** 2)
+    first = root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
+    return transition.scaling[1] * jnp.sqrt(first**2 + root[1, 1] ** 2)
 
 
 def marginal_std(

@@ -2,7 +2,9 @@
 
 from typing import Self
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PyTree
@@ -15,7 +17,7 @@ from millipode.covariance.protocol import (
     DiagonalInnovation,
     Innovation,
 )
-from millipode.fields import Field, Scale, dtype, expand, size
+from millipode.fields import Field, Scale, dtype, expand, safe_divide, safe_sqrt, size
 from millipode.linearise import FullJacobian
 from millipode.priors import Transition
 
@@ -45,7 +47,7 @@ class Dense(Covariance):
             )
         root, identity = transition.scaled_root, jnp.eye(size(z), dtype=matrix.dtype)
         first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * matrix.T
-        stacked = blocks.triangularise(jnp.concatenate([first, root[1, 1] * identity]))
+        stacked = triangularise(jnp.concatenate([first, root[1, 1] * identity]))
         return DenseInnovation(
             transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z
         )
@@ -55,12 +57,12 @@ class Dense(Covariance):
     ) -> Corrected:
         """QR for C⁻, then the half-Joseph form."""
         d, n = size(z), len(transition.scaling)
-        scales = jnp.repeat(transition.scales, d)
+        scales = jnp.repeat(transition.scaling, d)
         moved = jnp.einsum(
             "kjd,ij->kid", (self.root / scales).reshape(n * d, n, d), transition.scaled_phi
         ).reshape(n * d, n * d)
         noise = jnp.kron(transition.scaled_root, jnp.diag(_flat(scale, z)))
-        predicted = blocks.triangularise(jnp.concatenate([moved, noise]))
+        predicted = triangularise(jnp.concatenate([moved, noise]))
         measured = observe(predicted, _matrix(jacobian, z) * transition.step_ratio, d)
         innovation, degenerate, gain, posterior = half_joseph(predicted, measured)
         anchor = transition.scaling[1]
@@ -106,7 +108,7 @@ def half_joseph(root: Array, measured: Array) -> tuple[Array, Array, Array, Arra
     """
     degenerate = ~jnp.any(measured != 0, axis=0)
     pivots = jnp.diag(degenerate.astype(root.dtype))
-    innovation = blocks.triangularise(jnp.concatenate([measured, pivots]))
+    innovation = triangularise(jnp.concatenate([measured, pivots]))
     cross = measured.T @ root
     gain = solve_triangular(innovation, solve_triangular(innovation, cross, trans="T")).T
     return innovation, degenerate, gain, root - measured @ gain.T
@@ -118,6 +120,35 @@ def conventional(root: Array, measured: Array) -> tuple[Array, Array, Array]:
     triangle = jnp.linalg.qr(jnp.concatenate([measured, root], axis=1), mode="r")
     innovation, cross = triangle[:d, :d], triangle[:d, d:]
     return innovation, solve_triangular(innovation, cross).T, triangle[d:, d:]
+
+
+@jax.custom_jvp
+def triangularise(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
+    """Upper triangular R with RᵀR = stackᵀstack, m ≥ n; R may be singular."""
+    return jnp.linalg.qr(stack, mode="r")
+
+
+@triangularise.defjvp
+def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
+    # differentiate the reflections themselves, which follow LAPACK's signs.
+    return jax.jvp(_householder, primals, tangents)
+
+
+def _householder(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
+    m, n = stack.shape
+    place = jnp.arange(m)
+
+    def reflect(a: Array, k: Array) -> tuple[Array, None]:
+        column = jnp.where(place >= k, a[:, k], 0)
+        norm = safe_sqrt(jnp.sum(column**2))
+        diagonal = jnp.where(a[k, k] >= 0, -norm, norm)
+        normal = jnp.where(place == k, column - diagonal, column)
+        half_square = norm * norm - diagonal * a[k, k]  # ½ |normal|²
+        return a - jnp.outer(normal, safe_divide(normal @ a, half_square)), None
+
+    reflected, _ = lax.scan(reflect, stack, jnp.arange(min(n, m - 1)))
+    return jnp.triu(reflected[:n])
 
 
 def _flat(scale: Scale, y: Field) -> Array:

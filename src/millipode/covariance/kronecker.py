@@ -26,13 +26,13 @@ class Kronecker(Covariance):
         self, transition: Transition, jacobian: PyTree, z: Field
     ) -> DiagonalInnovation:
         """Σ₁₁, shared."""
-        return DiagonalInnovation(blocks.process_scale(transition, 0.0))
+        return DiagonalInnovation(blocks.process_scale(transition, None))
 
     def correct(
         self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
     ) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
-        innovation, gain, root = blocks.correct(self.root, transition, scale, 0.0)
+        innovation, gain, root = blocks.correct(self.root, transition, scale, None)
         return Corrected(gain, DiagonalInnovation(innovation), Kronecker(root))
 
     def rejected(self, z: Field) -> Corrected:

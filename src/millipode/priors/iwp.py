@@ -47,7 +47,7 @@ class IWP(Prior):
             tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n))
             for i in range(n)
         )
-        scaling = tuple(root_h * power[nu - i] / factorial(nu - i) for i in range(n))
+        scaling = jnp.stack([root_h * power[nu - i] / factorial(nu - i) for i in range(n)])
         pascal = [[comb(nu - i, nu - j) for j in range(n)] for i in range(n)]
         return Transition(
             phi, scaling, jnp.asarray(pascal, h.dtype), jnp.asarray(hilbert_root(n), h.dtype)

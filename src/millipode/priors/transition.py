@@ -18,7 +18,7 @@ class Transition(eqx.Module):
     """
 
     phi: tuple[tuple[Array | None, ...], ...]
-    scaling: tuple[Array, ...]
+    scaling: Float[Array, " n"]
     scaled_phi: Float[Array, "n n"]
     scaled_root: Float[Array, "n n"]
 
@@ -32,11 +32,6 @@ class Transition(eqx.Module):
             for i, row in enumerate(self.phi)
         )
         return Transition(phi, self.scaling, self.scaled_phi, self.scaled_root)
-
-    @property
-    def scales(self) -> Float[Array, " n"]:
-        """The diagonal of T as an array."""
-        return jnp.stack(self.scaling)
 
     @property
     def step_ratio(self) -> Array:
