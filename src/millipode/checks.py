@@ -215,12 +215,16 @@ def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
 
 
 def memory_for_steps(
-    y0: Field, solver: Solver, controller: Controller, span: float, max_steps: int
+    y0: Field, solver: Solver, controller: Controller, span: float, max_steps: int, bounded: bool
 ) -> int:
-    """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit."""
+    """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit.
+
+    Adaptive steps cannot be counted beforehand, so a typical number is planned for, and the solve stops
+    with a status should it run out. Under a transformation (not ``bounded``) buffers have their full length.
+    """
     per_step = bytes_per_entry(y0, solver)
-    steps = min(max_steps, TYPICAL_STEPS)
-    if isinstance(controller, FixedStep) and is_concrete(controller.h):
+    steps = min(max_steps, TYPICAL_STEPS) if bounded else max_steps
+    if bounded and isinstance(controller, FixedStep):
         steps = min(max_steps, int(np.ceil(span / float(controller.h))))
     budget = available_memory() // 2
     if per_step * steps > budget:

@@ -75,6 +75,36 @@ def solve(
     >>> sol.success, sol.mean.shape, bool(abs(sol.mean[-1, 0] - jnp.exp(-1)) < 1e-2)
     (True, (1, 2), True)
     """
+    setup, y0, budget = prepare(
+        f, y0, t_span, solver, args, rtol, atol, save, dt0, controller, max_steps
+    )
+    concrete = _outside_transformations()
+    if progress and not concrete:
+        raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
+    if not concrete:
+        setup = _without_closures(setup, y0)
+    arrays, static = split(setup)
+    carry = _begin(static, arrays, y0)
+    if concrete:
+        return _drive(static, arrays, carry, budget, throw, progress)
+    carry = _advance(static, arrays, carry, np.int32(max_steps))
+    return _solution(_finish(static, arrays, carry), carry)
+
+
+def prepare(
+    f: Callable,
+    y0: PyTree,
+    t_span: Any,
+    solver: Solver | None = None,
+    args: PyTree = None,
+    rtol: Any = 1e-3,
+    atol: Any = 1e-6,
+    save: Any = "steps",
+    dt0: Any = None,
+    controller: Controller | None = None,
+    max_steps: int = MAX_STEPS,
+) -> tuple[Setup, Field, int]:
+    """Check all input; returns what the loop needs, y0, and the bytes that saving may use."""
     y0 = checks.initial_value(y0)
     kind = dtype(y0)
     t0, t1 = checks.time_span(t_span, kind)
@@ -91,38 +121,29 @@ def solve(
     dt0 = checks.first_step(dt0, controller, kind)
     linearisation = solver.linearisation(y0)
     checks.memory_for_dense(y0, solver)
-
-    concrete = _outside_transformations()
-    if progress and not concrete:
-        raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
-    budget = None
-    plan: SavePlan
-    if isinstance(save, str) and save == "end":
-        plan = SaveEnd()
-    elif isinstance(save, str) and save == "steps":
-        span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
-        budget = checks.memory_for_steps(y0, solver, controller, span, max_steps)
-        fitting = SEGMENT_BYTES // checks.bytes_per_entry(y0, solver)
-        segment = int(np.clip(fitting, 8, SEGMENT_STEPS))
-        plan = SaveSteps(min(max_steps, segment if concrete else max_steps) + 1)
-    else:
-        plan = SaveTimes(checks.save_times(save, t0, t1))
-
-    sign = _sign(t0, t1, kind)
-    field = VectorField(f, args, sign)
-    model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
+    plan, budget = _save_plan(save, y0, t0, t1, solver, controller, max_steps)
     controller = jax.tree.map(lambda x: checks.as_array(x, kind), controller)
+    field = VectorField(f, args, _sign(t0, t1, kind))
+    model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
     setup = Setup(
         model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps)
     )
-    if not concrete:
-        setup = _without_closures(setup, y0)
-    arrays, static = _split(setup)
-    carry = _begin(static, arrays, y0)
-    if concrete:
-        return _drive(static, arrays, carry, budget, throw, progress)
-    carry = _advance(static, arrays, carry, np.int32(max_steps))
-    return _solution(_finish(static, arrays, carry), carry)
+    return setup, y0, budget
+
+
+def _save_plan(
+    save: Any, y0: Field, t0: Any, t1: Any, solver: Solver, controller: Controller, max_steps: int
+) -> tuple[SavePlan, int]:
+    if isinstance(save, str) and save == "end":
+        return SaveEnd(), 0
+    if not (isinstance(save, str) and save == "steps"):
+        return SaveTimes(checks.save_times(save, t0, t1)), 0
+    span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
+    bounded = _outside_transformations()
+    budget = checks.memory_for_steps(y0, solver, controller, span, max_steps, bounded)
+    fitting = SEGMENT_BYTES // checks.bytes_per_entry(y0, solver)
+    segment = int(np.clip(fitting, 8, SEGMENT_STEPS)) if bounded else max_steps
+    return SaveSteps(min(max_steps, segment) + 1), budget
 
 
 def _sign(t0: Any, t1: Any, kind: Any) -> Any:
@@ -159,7 +180,7 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
     return jax.tree.map(explicit, setup)
 
 
-def _split(setup: Setup) -> tuple[list[Array], tuple]:
+def split(setup: Setup) -> tuple[list[Array], tuple]:
     """Arrays, which are traced, and everything else, which is hashed to find compiled code."""
     leaves, tree = jax.tree.flatten(setup)
     is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
@@ -205,7 +226,7 @@ def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
 
 
 def _drive(
-    static: tuple, arrays: list[Array], carry: Carry, budget: int | None, throw: bool, progress: bool
+    static: tuple, arrays: list[Array], carry: Carry, budget: int, throw: bool, progress: bool
 ) -> Solution:
     """Advance in as many segments as saving and the progress bar ask for."""
     setup = _join(static, arrays)
@@ -222,7 +243,7 @@ def _drive(
             if keeps_steps and not setup.plan.has_room(carry.record):
                 full_records.append(carry.record)
                 stored = sum(x.nbytes for x in jax.tree.leaves(full_records))
-                if budget is not None and stored > budget:
+                if stored > budget:
                     carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
                     break
                 carry = carry._replace(record=_empty_record(static, arrays, carry))

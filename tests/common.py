@@ -1,0 +1,59 @@
+"""Shared by the tests: a random nonlinear problem, and a look inside a finished solve."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import millipode as mp
+from millipode.solve import _advance, _begin, prepare, split
+
+_RNG = np.random.default_rng(7)
+D = 3
+_A = jnp.asarray(_RNG.normal(size=(D, D)) - 1.5 * np.eye(D))
+_B = jnp.asarray(_RNG.normal(size=(D, D)))
+Y0 = jnp.asarray(_RNG.normal(size=D))
+
+
+def nonlinear(t, y):
+    """Three coupled unknowns with a full, state- and time-dependent Jacobian."""
+    return _A @ y + jnp.sin(_B @ y + t) * y
+
+
+def final_carry(*args, **kwargs):
+    """The loop's last carry, with the covariance in it uncalibrated, and its setup."""
+    setup, y0, _ = prepare(*args, **kwargs)
+    arrays, static = split(setup)
+    carry = _begin(static, arrays, y0)
+    return setup, _advance(static, arrays, carry, np.int32(setup.max_steps))
+
+
+def rmse(a, b):
+    return float(jnp.sqrt(jnp.mean((jnp.asarray(a) - jnp.asarray(b)) ** 2)))
+
+
+CONSTANT, CONSTANT_VECTOR = mp.ConstantDiffusion(), mp.ConstantDiffusion(vector=True)
+DYNAMIC, DYNAMIC_VECTOR = mp.DynamicDiffusion(), mp.DynamicDiffusion(vector=True)
+SCALAR = [CONSTANT, DYNAMIC]
+ALL = [CONSTANT, DYNAMIC, CONSTANT_VECTOR, DYNAMIC_VECTOR]
+
+# Every filter × structure × diffusion that exists.
+FILTERS = (
+    [(mp.EK0, "kronecker", d) for d in (CONSTANT, DYNAMIC, CONSTANT_VECTOR)]
+    + [(mp.EK0, s, d) for s in ("blockdiagonal", "dense") for d in ALL]
+    + [(mp.DiagonalEK1, s, d) for s in ("blockdiagonal", "dense") for d in ALL]
+    + [(mp.EK1, "dense", d) for d in SCALAR]
+)
+
+
+def name(value):
+    """Readable test ids."""
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, mp.ConstantDiffusion | mp.DynamicDiffusion):
+        kind = type(value).__name__.removesuffix("Diffusion").lower()
+        return f"{kind}-{'vector' if value.vector else 'scalar'}"
+    return str(value)
+
+
+def jacobian(f):
+    return jax.jit(jax.jacfwd(f, argnums=1))

@@ -1,0 +1,58 @@
+"""Every filter, structure and diffusion against the textbook formulas in NumPy."""
+
+import numpy as np
+import pytest
+from common import FILTERS, Y0, final_carry, jacobian, name, nonlinear
+from oracle import ode_filter, unknown_major
+
+import millipode as mp
+
+NU = 2
+JACOBIAN = jacobian(nonlinear)
+LINEARISATION = {"EK0": "ek0", "DiagonalEK1": "diagonal", "EK1": "ek1"}
+
+
+@pytest.mark.parametrize(("kind", "structure", "diffusion"), FILTERS, ids=name)
+def test_filter_equals_the_textbook_on_an_adaptive_grid(kind, structure, diffusion):
+    solver = kind(NU, diffusion=diffusion, structure=structure, initialise="taylor")
+    options = dict(solver=solver, rtol=1e-2, atol=1e-3)
+    sol = mp.solve(nonlinear, Y0, (0.2, 2.0), **options)
+    setup, carry = final_carry(nonlinear, Y0, (0.2, 2.0), save="end", **options)
+    assert 10 < int(sol.stats.steps) < 80
+    d = Y0.size
+    y1 = nonlinear(0.2, Y0)
+    time_derivative = (nonlinear(0.2 + 1e-6, Y0) - nonlinear(0.2 - 1e-6, Y0)) / 2e-6
+    exact = np.stack([Y0, y1, JACOBIAN(0.2, Y0) @ y1 + time_derivative])
+    _, start = final_carry(nonlinear, Y0, (0.2, 0.2), save="end", **options)
+    np.testing.assert_allclose(np.stack(start.state.mean), exact, rtol=1e-7)
+
+    want = ode_filter(
+        nonlinear,
+        JACOBIAN,
+        np.stack(start.state.mean),
+        np.asarray(sol.t),
+        nu=NU,
+        linearisation=LINEARISATION[kind.__name__],
+        dynamic=isinstance(diffusion, mp.DynamicDiffusion),
+        vector=diffusion.vector,
+    )
+    # The oracle forms covariances whose entries span h^5; it is good to about 1e-10.
+    np.testing.assert_allclose(sol.mean, want.mean[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(sol.std, want.std, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(np.stack(carry.state.mean), want.mean[-1], rtol=1e-9)
+    np.testing.assert_allclose(sol.log_evidence, want.log_evidence, rtol=1e-9)
+
+    dynamic = isinstance(diffusion, mp.DynamicDiffusion)
+    gammas = want.diffusion if diffusion.vector else want.diffusion[:, 0]
+    have = sol.diffusion[1:] if dynamic else np.broadcast_to(sol.diffusion, gammas.shape)
+    np.testing.assert_allclose(have, gammas, rtol=1e-9)
+
+    scale = np.ones(d) if dynamic else np.sqrt(np.broadcast_to(sol.diffusion, (d,)))
+    root = np.kron(np.diag(scale), np.eye(NU + 1))
+    covariance = unknown_major(np.asarray(carry.state.covariance.to_dense(Y0)), NU + 1, d)
+    # Entry by entry, relative to the two standard deviations. EK0 knows y' exactly: there, the
+    # standard deviation itself must vanish relative to the largest.
+    size = np.sqrt(np.diag(want.covariance[-1]))
+    size = size + 1e-9 * size.max()
+    difference = root @ covariance @ root - want.covariance[-1]
+    assert (np.abs(difference) <= 1e-9 * np.outer(size, size)).all()
