@@ -1,0 +1,135 @@
+"""The square-root algebra: exact constants, QR, and the three forms of the correction."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from scipy.linalg import expm
+
+import millipode as mp
+from millipode.covariance import blocks, dense
+from millipode.priors.iwp import hilbert_root
+
+
+@pytest.mark.parametrize("nu", range(1, 12))
+def test_root_of_the_scaled_noise_is_exact_for_every_order(nu):
+    n = nu + 1
+    root = hilbert_root(n)
+    exact = [[Fraction(1, 2 * n - 1 - i - j) for j in range(n)] for i in range(n)]
+    product = [
+        [sum(Fraction(root[k, i]) * Fraction(root[k, j]) for k in range(n)) for j in range(n)]
+        for i in range(n)
+    ]
+    worst = max(abs(product[i][j] - exact[i][j]) / exact[i][j] for i in range(n) for j in range(n))
+    assert worst < 1e-15 * n
+    assert (np.diag(root) > 0).all()
+
+
+@pytest.mark.parametrize("nu", [1, 3, 11])
+@pytest.mark.parametrize("h", [1e-5, 0.3, 7.0])
+def test_scaled_and_plain_transitions_are_the_same(nu, h):
+    transition = mp.IWP(nu).transition(jnp.asarray(h))
+    phi, sigma = oracle.transition(nu, h)
+    plain = np.array([[0.0 if p is None else p for p in row] for row in transition.phi])
+    np.testing.assert_allclose(plain, phi, rtol=1e-13)
+    scaling = np.asarray(transition.scaling)
+    rescaled = scaling[:, None] * np.asarray(transition.scaled_phi) / scaling
+    np.testing.assert_allclose(rescaled, phi, rtol=1e-12)
+    root = np.asarray(transition.scaled_root) * scaling
+    np.testing.assert_allclose(root.T @ root, sigma, rtol=1e-12)
+    row, noise = mp.IWP(nu).marginal(jnp.asarray(h))
+    np.testing.assert_allclose(row, phi[0], rtol=1e-13)
+    np.testing.assert_allclose(noise, sigma[0, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [1, 2, 4])
+def test_the_prior_solves_its_stochastic_differential_equation(nu):
+    # Φ = exp(Ah), and Σ from Van Loan's exponential of a block matrix.
+    h, drift, noise = 0.7, np.diag(np.ones(nu), 1), np.diag(np.eye(nu + 1)[-1])
+    blocked = expm(h * np.block([[drift, noise], [np.zeros_like(drift), -drift.T]]))
+    phi, sigma = oracle.transition(nu, h)
+    np.testing.assert_allclose(phi, blocked[: nu + 1, : nu + 1], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(sigma, blocked[: nu + 1, nu + 1 :] @ phi.T, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 12])
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
+def test_merge_is_the_qr_of_the_stack(n, batch, rng):
+    rows = jnp.asarray(rng.normal(size=(n - 1, n, *batch)))
+    triangle = jnp.asarray(np.triu(np.abs(rng.normal(size=(*batch, n, n)))))
+    triangle = jnp.moveaxis(triangle, (-2, -1), (0, 1))
+    root = np.asarray(blocks.merge(rows, triangle))
+    for index in np.ndindex(*batch):
+        pick = (..., *index)
+        have, a, b = root[pick], np.asarray(rows)[pick], np.asarray(triangle)[pick]
+        np.testing.assert_allclose(have.T @ have, a.T @ a + b.T @ b, rtol=1e-12, atol=1e-13)
+        np.testing.assert_array_equal(np.tril(have, -1), 0)
+
+
+@pytest.mark.parametrize("n", [2, 4, 9])
+@pytest.mark.parametrize("j", [0.0, -3.0, 50.0])
+def test_three_forms_of_the_correction_agree(n, j, rng):
+    root = jnp.asarray(np.triu(rng.normal(size=(n, n))) + 2 * np.eye(n))
+    row = np.zeros((1, n))
+    row[0, :2] = -j, 1
+    measured = root @ row.T
+    s = (row @ (root.T @ root) @ row.T).item()
+    gain = root.T @ measured / s
+    posterior = (np.eye(n) - gain @ row) @ (root.T @ root)
+
+    rotated = blocks.rotate(root, jnp.asarray(j))
+    joseph = dense.half_joseph(root, measured)
+    textbook = dense.conventional(root, measured)
+    for root_s, k, post in (
+        rotated,
+        (joseph[0], joseph[2][:, 0], joseph[3]),
+        (textbook[0], textbook[1][:, 0], textbook[2]),
+    ):
+        np.testing.assert_allclose(np.abs(root_s).item(), np.sqrt(s), rtol=1e-12)
+        np.testing.assert_allclose(k, gain[:, 0], rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(post.T @ post, posterior, rtol=1e-10, atol=1e-12)
+
+
+def test_correction_of_several_residuals_agrees_between_dense_forms(rng):
+    d, n = 3, 4
+    root = jnp.asarray(rng.normal(size=(n * d, n * d)))
+    jacobian = jnp.asarray(rng.normal(size=(d, d)))
+    measured = dense.observe(root, jacobian, d)
+    h = np.zeros((d, n * d))
+    h[:, :d], h[:, d : 2 * d] = -jacobian, np.eye(d)
+    np.testing.assert_allclose(measured, root @ h.T, atol=1e-13)
+    s1, degenerate, k1, post1 = dense.half_joseph(root, measured)
+    s2, k2, post2 = dense.conventional(root, measured)
+    assert not degenerate.any()
+    np.testing.assert_allclose(s1.T @ s1, s2.T @ s2, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(k1, k2, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(post1.T @ post1, post2.T @ post2, rtol=1e-9, atol=1e-11)
+
+
+def test_a_residual_that_is_known_exactly_is_left_alone(rng):
+    zero = jnp.zeros((3, 3))
+    innovation, gain, posterior = blocks.rotate(zero, None)
+    assert innovation == 0 and not gain.any() and not posterior.any()
+    measured = jnp.asarray(rng.normal(size=(6, 2))).at[:, 1].set(0.0)
+    root = jnp.asarray(rng.normal(size=(6, 6)))
+    _, degenerate, k, post = dense.half_joseph(root, measured)
+    assert degenerate.tolist() == [False, True]
+    assert not k[:, 1].any() and np.isfinite(post).all()
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 3), (8, 4)])
+def test_derivative_of_the_dense_qr_agrees_with_finite_differences(shape, rng):
+    stack, direction = (jnp.asarray(rng.normal(size=shape)) for _ in range(2))
+    _, tangent = jax.jvp(dense.triangularise, (stack,), (direction,))
+    eps = 1e-6
+    difference = dense.triangularise(stack + eps * direction) - dense.triangularise(
+        stack - eps * direction
+    )
+    np.testing.assert_allclose(tangent, difference / (2 * eps), rtol=1e-7, atol=1e-8)
+    # A zero stack is what a vanishing residual leaves behind.
+    zero = jnp.zeros(shape)
+    for value in jax.jvp(dense.triangularise, (zero,), (zero,)):
+        assert np.isfinite(value).all()
