@@ -115,7 +115,8 @@ def test_both_initialisations_lead_to_the_same_solution(kind):
         for how in ("taylor", "runge-kutta")
     )
     assert rmse(a.mean, b.mean) < 0.2 * rmse(a.mean[-1], reference)
-    np.testing.assert_allclose(a.std, b.std, rtol=1e-2)
+    # The inferred state is uncertain where the exact one is not: a few per cent of the first step.
+    np.testing.assert_allclose(a.std, b.std, rtol=5e-2)
 
 
 def test_an_operation_without_taylor_rule_falls_back_or_is_named():

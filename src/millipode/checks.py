@@ -41,18 +41,17 @@ def initial_value(y0: PyTree) -> Field:
         _check_numeric(leaf, "y0")
     if any(np.size(leaf) == 0 for leaf in leaves):
         raise ValueError("y0 has an array without entries; remove it.")
-    double = any(getattr(leaf, "dtype", None) == np.float64 for leaf in leaves)
-    if double and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+    # Weakly typed arrays count with the dtype they have: jnp.full(3, 1.0) is float64 under x64.
+    kinds = [np.dtype(getattr(leaf, "dtype", jnp.result_type(float))) for leaf in leaves]
+    if np.dtype(np.float64) in kinds and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         warnings.warn(
             "y0 is float64, but JAX computes in float32 here. Call "
             "jax.config.update('jax_enable_x64', True) at startup for double precision, or pass "
             "float32 to silence this.",
-            stacklevel=3,
+            stacklevel=4,
         )
-        y0 = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32) if is_concrete(leaf) else leaf, y0)
-    target = jnp.result_type(*jax.tree.leaves(y0), jnp.float32)
-    if not jnp.issubdtype(jnp.result_type(*jax.tree.leaves(y0)), jnp.floating):
-        target = jnp.result_type(float)
+    floating = [kind for kind in kinds if np.issubdtype(kind, np.floating)]
+    target = jax.dtypes.canonicalize_dtype(np.result_type(*(floating or [jnp.result_type(float)])))
     y0 = jax.tree.map(lambda leaf: as_array(leaf, target), y0)
     if is_concrete(y0) and not all(np.isfinite(x).all() for x in jax.tree.leaves(y0)):
         raise ValueError("y0 has infinite or NaN entries; the solver needs a finite initial value.")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from millipode.fields import Field, Scale, map_leaves, rms
-from millipode.initialise import Probe
+from millipode.initialise import Probe, time_scale
 
 
 def weights(y: Field, rtol: Scale, atol: Scale, other: Field | None = None) -> Field:
@@ -89,12 +89,15 @@ class PIController(Controller):
         return t + sign * h
 
     def first_step(self, p: Probe, order: int, span: Array) -> Array:
-        """Hairer, Nørsett and Wanner's automatic first step (II.4), in units of the span."""
-        steep = jnp.maximum(p.d1, p.d2)
-        flat = steep <= 1e-15
-        guess = (0.01 / jnp.where(flat, 1, steep)) ** (1 / (order + 1))
-        h = jnp.where(flat, jnp.maximum(1e-6 * span, 1e-3 * p.reach), guess)
-        h = jnp.minimum(jnp.minimum(100 * p.reach, h), span)
+        """Where the leading error term reaches a hundredth of the tolerance.
+
+        In the manner of Hairer, Nørsett and Wanner (II.4), but free of units: with a time scale s,
+        derivative ν+1 is about s^(−ν−1) times what y changes by within s.
+        """
+        s = time_scale(p, span)
+        change = jnp.maximum(p.d1 * s, p.d2 * s**2)
+        h = s * (0.01 / jnp.where(change > 0, change, 1)) ** (1 / (order + 1))
+        h = jnp.minimum(jnp.where(change > 0, h, 0.01 * span), span)
         return jnp.where(jnp.isfinite(h) & (h > 0), h, 1e-6 * span)
 
 

@@ -47,7 +47,6 @@ class Probe(NamedTuple):
     d0: Array
     d1: Array
     d2: Array
-    reach: Array
 
 
 def probe(field: VectorField, t0: Array, y0: Field, weights: Field, span: Array) -> Probe:
@@ -61,7 +60,7 @@ def probe(field: VectorField, t0: Array, y0: Field, weights: Field, span: Array)
     f1 = field(t0 + field.sign * reach, moved)
     change = jax.tree.map(lambda a, b, w: (a - b) / w, f1, f0, weights)
     d2 = rms(change) / jnp.where(reach > 0, reach, 1)
-    return Probe(f0, d0, d1, jnp.where(jnp.isfinite(d2), d2, 0), reach)
+    return Probe(f0, d0, d1, jnp.where(jnp.isfinite(d2), d2, 0))
 
 
 def time_scale(p: Probe, span: Array) -> Array:

@@ -1,0 +1,87 @@
+"""float32 is a first-class citizen, and x64 is the user's business."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import CONSTANT, DYNAMIC_VECTOR
+
+import millipode as mp
+
+
+def lotka_volterra(t, y):
+    return jnp.stack([y[0] * (1 - y[1]), y[1] * (y[0] - 1)])
+
+
+SOLVERS = [
+    mp.EK0(4),
+    mp.EK0(4, diffusion=CONSTANT),
+    mp.DiagonalEK1(4, diffusion=DYNAMIC_VECTOR),
+    mp.EK1(4),
+    mp.EK0(3, initialise="runge-kutta"),
+]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: f"{type(s).__name__}-{s.structure}-{s.order}")
+def test_single_precision_behaves_up_to_order_four(solver, single_precision):
+    y0 = jnp.array([1.5, 1.0], jnp.float32)
+    sol = mp.solve(lotka_volterra, y0, (0.0, 5.0), solver=solver, rtol=1e-4, atol=1e-6)
+    for leaf in jax.tree.leaves((sol.t, sol.mean, sol.std, sol.diffusion, sol.log_evidence)):
+        assert leaf.dtype == jnp.float32 and np.isfinite(leaf).all()
+    assert sol.success and int(sol.stats.steps) < 2000
+    with jax.enable_x64(True):
+        double = mp.solve(lotka_volterra, y0.astype(float), (0.0, 5.0), solver=solver, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(sol.mean[-1], double.mean[-1], rtol=1e-3)
+    assert abs(int(sol.stats.steps) - int(double.stats.steps)) < 0.2 * int(double.stats.steps)
+    # Rounding must not show in the uncertainty: it is that of the discretisation.
+    np.testing.assert_allclose(sol.std[-1], double.std[-1], rtol=0.2)
+
+
+def test_single_precision_under_x64_stays_single():
+    y0 = jnp.array([1.5, 1.0], jnp.float32)
+    for solver in (mp.EK0(2), mp.DiagonalEK1(2), mp.EK1(2)):
+        sol = mp.solve(lotka_volterra, y0, (0.0, 1.0), solver=solver)
+        for leaf in jax.tree.leaves((sol.t, sol.mean, sol.std, sol.diffusion, sol.log_evidence)):
+            assert leaf.dtype == jnp.float32
+
+
+def test_double_precision_input_without_x64_warns(single_precision):
+    with pytest.warns(UserWarning, match="float64, but JAX computes in float32.*jax_enable_x64"):
+        sol = mp.solve(lotka_volterra, np.array([1.5, 1.0]), (0.0, 1.0))
+    assert sol.mean.dtype == jnp.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mp.solve(lotka_volterra, np.array([1.5, 1.0], np.float32), (0.0, 1.0))
+
+
+def test_tolerances_beyond_the_precision_are_raised_with_a_warning(single_precision):
+    y0 = jnp.array([1.5, 1.0])
+    with pytest.warns(UserWarning, match=r"rtol is below what float32 can deliver; 1\.2e-05"):
+        tight = mp.solve(lotka_volterra, y0, (0.0, 1.0), rtol=1e-12)
+    floor = 100 * np.finfo(np.float32).eps
+    same = mp.solve(lotka_volterra, y0, (0.0, 1.0), rtol=floor)
+    assert tight.stats.steps == same.stats.steps
+    with pytest.warns(UserWarning, match="atol is below what float32 can deliver"):
+        mp.solve(lotka_volterra, y0, (0.0, 1.0), rtol=0.0, atol=1e-12)
+
+
+def test_importing_changes_no_setting():
+    import subprocess
+    import sys
+
+    code = (
+        "import jax; before = dict(jax.config.values); import millipode; "
+        "assert dict(jax.config.values) == before; assert not jax.config.jax_enable_x64"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("nu", [8, 11])
+def test_high_orders_and_tiny_steps_keep_their_variances(nu):
+    """ν = 8 with h = 1e-5: nothing underflows, nothing turns indefinite."""
+    sol = mp.solve(
+        lotka_volterra, jnp.array([1.5, 1.0]), (0.0, 2e-3), solver=mp.EK0(nu), controller=mp.FixedStep(1e-5)
+    )
+    assert np.isfinite(sol.std).all() and (sol.std[1:] > 0).all() and np.isfinite(sol.log_evidence)

@@ -1,0 +1,83 @@
+"""The problems are those of the paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import millipode as mp
+
+
+def test_lorenz96_componentwise(rng):
+    problem = mp.problems.lorenz96(6)
+    y = rng.normal(size=6)
+    want = [(y[(i + 1) % 6] - y[i - 2]) * y[i - 1] - y[i] + 8 for i in range(6)]
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(y)), want, rtol=1e-13)
+    assert problem.y0.tolist() == [8.01] + [8.0] * 5 and problem.t_span == (0.0, 30.0)
+
+
+def test_pleiades_pairwise(rng):
+    problem = mp.problems.pleiades()
+    state = np.asarray(problem.y0) + 0.1 * rng.normal(size=28)
+    x, y, v, w = state.reshape(4, 7)
+    ax, ay = np.zeros(7), np.zeros(7)
+    for i in range(7):
+        for j in set(range(7)) - {i}:
+            r = ((x[i] - x[j]) ** 2 + (y[i] - y[j]) ** 2) ** 1.5
+            ax[i] += (j + 1) * (x[j] - x[i]) / r
+            ay[i] += (j + 1) * (y[j] - y[i]) / r
+    want = np.concatenate([v, w, ax, ay])
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(state)), want, rtol=1e-12)
+    assert np.isfinite(jax.jacfwd(problem.f, 1)(0.0, problem.y0)).all()
+    assert problem.t_span == (0.0, 3.0)
+
+
+def test_fitzhugh_nagumo_cell_by_cell(rng):
+    n, a, b, k, tau = 4, 2.8e-4, 5e-3, -5e-3, 0.1
+    problem = mp.problems.fitzhugh_nagumo(n)
+    u, v = y = rng.normal(size=(2, n, n))
+
+    def laplacian(w):
+        padded = np.pad(w, 1, mode="edge")  # no flux: the cell beyond the edge has the same value
+        middle = padded[1:-1, 1:-1]
+        around = padded[2:, 1:-1] + padded[:-2, 1:-1] + padded[1:-1, 2:] + padded[1:-1, :-2]
+        return (around - 4 * middle) * n**2
+
+    want = [a * laplacian(u) + u - u**3 - v + k, (b * laplacian(v) + u - v) / tau]
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(y)), want, rtol=1e-11)
+    assert problem.y0.shape == (2, n, n) and problem.t_span == (0.0, 20.0)
+    assert (problem.y0 > 0).all() and (problem.y0 < 1).all()
+    other = mp.problems.fitzhugh_nagumo(n, seed=1).y0
+    assert not np.array_equal(problem.y0, other)
+    np.testing.assert_array_equal(problem.y0, mp.problems.fitzhugh_nagumo(n).y0)
+
+
+def test_laplacian_is_second_order_and_conserves_mass():
+    for boundary, wave in (("neumann", 1), ("periodic", 2)):
+        errors = []
+        for n in (16, 32):
+            grid = mp.grids.Grid((n, 2 * n), (1.0, 2.0), boundary)
+            x, y = np.meshgrid((np.arange(n) + 0.5) / n, (np.arange(2 * n) + 0.5) / n, indexing="ij")
+            u = np.cos(wave * np.pi * x) * np.cos(wave * np.pi * y)
+            have = grid.laplacian(jnp.asarray(u))
+            errors.append(np.abs(have + 2 * (wave * np.pi) ** 2 * u).max())
+            assert abs(float(jnp.sum(have))) < 1e-9
+        assert 3.8 < errors[0] / errors[1] < 4.2
+
+
+def test_laplacian_diagonal_in_every_shape():
+    for boundary in ("neumann", "periodic"):
+        for shape in ((5,), (1, 4), (2, 3), (3, 3, 2)):
+            grid = mp.grids.Grid(shape, tuple(1.0 + i for i in range(len(shape))), boundary)
+            u = jnp.zeros(shape)
+            size = u.size
+            matrix = jax.jacfwd(lambda w: grid.laplacian(w.reshape(shape)).ravel())(u.ravel())  # noqa: B023
+            want = jnp.diagonal(matrix).reshape(shape)
+            np.testing.assert_allclose(grid.laplacian_diagonal(u), want, atol=1e-9), size
+
+
+def test_van_der_pol():
+    problem = mp.problems.van_der_pol(5.0)
+    np.testing.assert_allclose(
+        problem.f(0.0, jnp.array([2.0, 3.0])), [3.0, 5 * ((1 - 4.0) * 3.0 - 2.0)]
+    )
+    assert problem.y0.tolist() == [2.0, 0.0] and problem.t_span == (0.0, 6.3)

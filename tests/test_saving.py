@@ -1,0 +1,158 @@
+"""What is saved, and that saving changes nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
+
+import millipode as mp
+from millipode import checks
+
+LOTKA = jnp.array([20.0, 20.0])
+
+
+def lotka_volterra(t, y):
+    return jnp.stack([0.5 * y[0] - 0.05 * y[0] * y[1], -0.5 * y[1] + 0.05 * y[0] * y[1]])
+
+
+SOLVERS = [
+    mp.EK0(3, diffusion=DYNAMIC),
+    mp.EK0(3, diffusion=CONSTANT_VECTOR),
+    mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR),
+    mp.EK1(3, diffusion=CONSTANT),
+]
+IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-constant"]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=IDS)
+@pytest.mark.parametrize("t_span", [(0.0, 4.0), (4.0, 0.0)], ids=["forwards", "backwards"])
+def test_end_steps_and_times_tell_the_same_story(solver, t_span):
+    steps = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver)
+    end = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save="end")
+    t = np.asarray(steps.t)
+    assert t[0] == t_span[0] and t[-1] == t_span[1] and end.t.tolist() == [t_span[1]]
+    assert steps.mean.shape == (t.size, 2) and end.mean.shape == (1, 2)
+    np.testing.assert_array_equal(steps.mean[0], LOTKA)
+    for a, b in ((steps.mean, end.mean), (steps.std, end.std)):
+        np.testing.assert_allclose(a[-1], b[-1], rtol=1e-12)
+    np.testing.assert_allclose(steps.log_evidence, end.log_evidence, rtol=1e-12)
+    dynamic = isinstance(solver.diffusion, mp.DynamicDiffusion)
+    np.testing.assert_allclose(
+        steps.diffusion[-1] if dynamic else steps.diffusion,
+        end.diffusion[-1] if dynamic else end.diffusion,
+        rtol=1e-12,
+    )
+
+    between = np.sort(np.concatenate([t[::4], 0.3 * t[1:-1:5] + 0.7 * t[2::5][: t[1:-1:5].size]]))
+    between = between if t_span[1] > t_span[0] else between[::-1]
+    times = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between)
+    assert int(times.stats.steps) == int(steps.stats.steps)
+    on_grid = np.isin(between, t)
+    index = np.searchsorted(t, between) if t[1] > t[0] else t.size - 1 - np.searchsorted(t[::-1], between)
+    np.testing.assert_allclose(times.mean[on_grid], steps.mean[index[on_grid]], rtol=1e-12)
+    np.testing.assert_allclose(times.std[on_grid], steps.std[index[on_grid]], rtol=1e-10)
+    np.testing.assert_array_equal(times.t, between)
+    if dynamic:
+        assert times.diffusion.shape[0] == between.size
+
+    # Fewer save times change nothing at those that stay.
+    fewer = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between[::2])
+    np.testing.assert_array_equal(fewer.mean, times.mean[::2])
+    np.testing.assert_array_equal(fewer.std, times.std[::2])
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=IDS)
+def test_between_steps_the_model_predicts(solver):
+    """At a save time inside a step: Φ m and ΦCΦᵀ + γ²Σ from the step's start, in NumPy."""
+    from common import final_carry
+    from oracle import transition
+
+    h, t = 0.25, 0.6
+    controller = mp.FixedStep(h)
+    sol = mp.solve(lotka_volterra, LOTKA, (0.0, 1.0), solver=solver, controller=controller, save=[t])
+    _, carry = final_carry(lotka_volterra, LOTKA, (0.0, 0.5), solver=solver, controller=controller, save="end")
+    phi, sigma = transition(3, t - 0.5)
+    mean = np.tensordot(phi[0], np.stack(carry.state.mean), 1)
+    np.testing.assert_allclose(sol.mean[0], mean, rtol=1e-12)
+    state = np.asarray(carry.state.covariance.to_dense(LOTKA)).reshape(4, 2, 4, 2)
+    variance = np.einsum("i,idjd,j->d", phi[0], state, phi[0])
+    if isinstance(solver.diffusion, mp.DynamicDiffusion):
+        variance = variance + np.broadcast_to(sol.diffusion[0], (2,)) * sigma[0, 0]
+    else:
+        variance = np.broadcast_to(sol.diffusion, (2,)) * (variance + sigma[0, 0])
+    np.testing.assert_allclose(sol.std[0], np.sqrt(variance), rtol=1e-9)
+
+
+def test_segments_join_seamlessly(monkeypatch):
+    import sys
+
+    front = sys.modules["millipode.solve"]
+    for solver in (SOLVERS[0], SOLVERS[1]):
+        whole = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
+        with monkeypatch.context() as patch:
+            patch.setattr(front, "SEGMENT_STEPS", 8)
+            parts = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
+        assert int(whole.stats.steps) > 24
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), whole.mean, parts.mean
+        )
+        np.testing.assert_array_equal(whole.t, parts.t)
+        np.testing.assert_allclose(whole.std, parts.std, rtol=1e-13)
+        np.testing.assert_allclose(whole.diffusion, parts.diffusion, rtol=1e-13)
+
+
+def test_under_jit_steps_are_padded_with_the_last_one():
+    solver = SOLVERS[0]
+    plain = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
+    padded = jax.jit(
+        lambda y: mp.solve(lotka_volterra, y, (0.0, 4.0), solver=solver, max_steps=200)
+    )(LOTKA)
+    n = int(plain.stats.steps)
+    assert padded.t.shape == (201,) and padded.success
+    np.testing.assert_allclose(padded.t[: n + 1], plain.t, rtol=1e-14)
+    np.testing.assert_allclose(padded.mean[: n + 1], plain.mean, rtol=1e-12)
+    assert (padded.t[n:] == 4.0).all()
+    np.testing.assert_array_equal(padded.mean[n:], jnp.broadcast_to(padded.mean[n], (201 - n, 2)))
+    np.testing.assert_array_equal(padded.std[n:], jnp.broadcast_to(padded.std[n], (201 - n, 2)))
+
+
+def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy():
+    y0 = np.broadcast_to(np.float64(1.0), (4_000_000,))
+    with pytest.raises(ValueError, match=r"(?s)0\.064 GB per step.*1000 steps.*64 GB.*save='end'.*times"):
+        mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
+    with pytest.raises(ValueError, match="100000 steps"):
+        jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0)))(jnp.ones(20_000))
+
+
+def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
+    import sys
+
+    monkeypatch.setattr(sys.modules["millipode.solve"], "SEGMENT_STEPS", 8)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 2 * 2 * 8 * 20)
+    monkeypatch.setattr(checks, "TYPICAL_STEPS", 10)
+    with pytest.raises(mp.SolveError, match="save=times") as caught:
+        mp.solve(lotka_volterra, LOTKA, (0.0, 4.0))
+    partial = caught.value.solution
+    assert caught.value.status == mp.Status.OUT_OF_MEMORY
+    assert 10 < partial.t.size < 40 and np.isfinite(partial.mean).all()
+
+
+@pytest.mark.parametrize("diffusion", [CONSTANT, CONSTANT_VECTOR], ids=name)
+def test_constant_diffusion_scales_everything_that_leaves(diffusion):
+    """Multiplying the problem by 100 multiplies all standard deviations by 100, however saved."""
+    for save in ("end", "steps", np.array([0.7, 1.0])):
+        small, large = (
+            mp.solve(
+                lambda t, y: -y * jnp.array([1.0, 2.0]),
+                c * jnp.ones(2),
+                (0.0, 1.0),
+                solver=mp.EK0(2, diffusion=diffusion),
+                controller=mp.FixedStep(0.1),
+                save=save,
+            )
+            for c in (1.0, 100.0)
+        )
+        assert (small.std[-1] > 0).all()
+        np.testing.assert_allclose(large.std, 100 * small.std, rtol=1e-10)
+        np.testing.assert_allclose(large.diffusion, 1e4 * small.diffusion, rtol=1e-10)

@@ -1,0 +1,93 @@
+"""Large problems: memory of the compiled loop in copies of y, and of the whole process."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
+
+import millipode as mp
+from millipode.solve import _advance_in_place, _begin, prepare, split
+
+
+def copies_of_y(problem, solver, save="end", controller=None):
+    """Peak memory of the compiled loop (its state included), and of its start."""
+    setup, y0, _ = prepare(
+        problem.f, problem.y0, problem.t_span, solver=solver, save=save, controller=controller
+    )
+    arrays, static = split(setup)
+    carry = jax.eval_shape(lambda a, y: _begin.__wrapped__(static, a, y), arrays, y0)
+    unit = y0.size * y0.dtype.itemsize
+    loop = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
+    start = _begin.lower(static, arrays, y0).compile().memory_analysis()
+    used = loop.argument_size_in_bytes + loop.output_size_in_bytes - loop.alias_size_in_bytes
+    return (
+        (used + loop.temp_size_in_bytes) / unit,
+        (start.output_size_in_bytes + start.temp_size_in_bytes) / unit,
+    )
+
+
+@pytest.mark.parametrize(("order", "bound"), [(2, 7), (4, 9)])
+def test_kronecker_loop_holds_its_state_and_three_more(order, bound):
+    problem = mp.problems.lorenz96(200_000)
+    loop, start = copies_of_y(problem, mp.EK0(order))
+    assert loop < bound and start < 4 * (order + 1) + 1
+
+
+def test_constant_vector_diffusion_costs_one_more_field():
+    problem = mp.problems.lorenz96(200_000)
+    loop, _ = copies_of_y(problem, mp.EK0(2, diffusion=CONSTANT_VECTOR))
+    assert loop < 8
+
+
+def test_save_times_cost_what_they_save():
+    problem = mp.problems.lorenz96(200_000)
+    loop, _ = copies_of_y(problem, mp.EK0(2), save=jnp.linspace(0.0, 30.0, 10))
+    assert loop < 7 + 10  # ten means; standard deviations are one number each
+
+
+def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
+    """125 000 unknowns: at most 40 copies of y; the state alone is 12 in a square factor."""
+    problem = mp.problems.fitzhugh_nagumo(250)
+    solver = mp.DiagonalEK1(
+        2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR
+    )
+    loop, _ = copies_of_y(problem, solver, controller=mp.FixedStep(1e-5))
+    assert loop < 26
+    by_stencil = mp.DiagonalEK1(2, jacobian_diagonal=problem.stencil, diffusion=DYNAMIC_VECTOR)
+    loop, _ = copies_of_y(problem, by_stencil)
+    assert loop < 30
+
+
+def test_nothing_is_gathered_or_densified():
+    problem = mp.problems.lorenz96(4096)
+    setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
+    arrays, static = split(setup)
+    carry = jax.eval_shape(lambda a, y: _begin.__wrapped__(static, a, y), arrays, y0)
+    text = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    assert "gather(" not in text and "4096,4096" not in text
+
+
+TEN_MILLION = """
+import resource
+import jax
+jax.config.update("jax_enable_x64", True)
+import millipode as mp
+problem = mp.problems.lorenz96(10**7)
+sol = mp.solve(problem.f, problem.y0, (0.0, 0.02), solver=mp.EK0(order=2), save="end",
+               controller=mp.FixedStep(1e-3))
+assert int(sol.stats.steps) == 20 and sol.mean.dtype == "float64"
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_ten_million_unknowns_in_two_and_a_half_gigabytes():
+    run = subprocess.run(
+        [sys.executable, "-c", TEN_MILLION], check=True, capture_output=True, text=True, env=os.environ
+    )
+    kilobytes = int(run.stdout.split()[-1]) / (1024 if sys.platform == "darwin" else 1)
+    assert kilobytes < 2.5e6

@@ -1,0 +1,155 @@
+"""jit, vmap, and derivatives in both modes; one trace per problem."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
+
+import millipode as mp
+
+
+def lotka_volterra(t, y, p):
+    return jnp.stack([p[0] * y[0] - p[1] * y[0] * y[1], -p[2] * y[1] + p[1] * y[0] * y[1]])
+
+
+Y0 = jnp.array([2.0, 1.5])
+P = jnp.array([1.0, 0.7, 0.8])
+
+ADAPTIVE, FIXED = mp.PIController(), mp.FixedStep(0.125)
+GRADIENTS = [
+    (mp.EK0(2, diffusion=DYNAMIC), "end", ADAPTIVE),
+    (mp.EK0(2, diffusion=CONSTANT_VECTOR), (0.5, 1.0), FIXED),
+    (mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), "end", FIXED),
+    (mp.DiagonalEK1(2, diffusion=CONSTANT), "steps", ADAPTIVE),
+    (mp.EK1(2, diffusion=DYNAMIC), (0.3, 1.0), ADAPTIVE),
+    (mp.EK1(2, diffusion=CONSTANT), "end", FIXED),
+]
+
+
+@pytest.mark.parametrize(
+    ("solver", "save", "controller"), GRADIENTS, ids=lambda x: name(getattr(x, "diffusion", x))[:20]
+)
+def test_gradients_agree_with_finite_differences(solver, save, controller):
+    """Of mean, standard deviation and evidence, in forward and reverse mode, by args and by y0."""
+    save = save if isinstance(save, str) else jnp.array(save)
+
+    @jax.jit
+    def outputs(x):
+        sol = mp.solve(
+            lotka_volterra,
+            x[:2],
+            (0.0, 1.0),
+            args=x[2:],
+            solver=solver,
+            save=save,
+            controller=controller,
+            max_steps=40,
+        )
+        return jnp.stack([jnp.sum(sol.mean**2), 100 * jnp.sum(sol.std), sol.log_evidence])
+
+    x = jnp.concatenate([Y0, P])
+    reverse = jax.jit(jax.jacrev(outputs))(x)
+    forward = jax.jit(jax.jacfwd(outputs))(x)
+    np.testing.assert_allclose(reverse, forward, rtol=1e-6, atol=1e-8)
+    assert np.isfinite(forward).all() and (np.abs(forward).max(axis=1) > 1e-3).all()
+    step = 1e-5
+    differences = jnp.stack(
+        [(outputs(x + step * e) - outputs(x - step * e)) / (2 * step) for e in jnp.eye(5)], axis=1
+    )
+    # Central differences: truncation ∝ step² and rounding ∝ ε/step, both near 1e-7 here.
+    scale = np.abs(differences).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(forward / scale, differences / scale, atol=2e-5)
+
+
+def test_closed_over_values_are_differentiated():
+    def loss(rate):
+        return mp.solve(lambda t, y: -rate * y, jnp.ones(2), (0.0, 1.0), rtol=1e-6, save="end").mean[-1, 0]
+
+    for derivative in (jax.grad(loss), jax.jacfwd(loss)):
+        np.testing.assert_allclose(derivative(2.0), -np.exp(-2), rtol=1e-3)
+
+    def by_diagonal(rate):
+        solver = mp.DiagonalEK1(2, jacobian_diagonal=lambda t, y: -rate * jnp.ones_like(y))
+        return mp.solve(lambda t, y: -rate * y, jnp.ones(2), (0.0, 1.0), solver=solver, save="end").mean[-1, 0]
+
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(by_diagonal))(2.0), -np.exp(-2), rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "solver", [mp.EK0(3), mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR), mp.EK1(3)], ids=lambda s: type(s).__name__
+)
+def test_vmap_is_a_loop_over_solves(solver):
+    batch = jnp.stack([P, 1.5 * P, 0.2 * P])
+    times = jnp.array([0.4, 1.7, 2.0])
+
+    def one(p):
+        return mp.solve(lotka_volterra, Y0, (0.0, 2.0), args=p, solver=solver, save=times)
+
+    together = jax.vmap(one)(batch)
+    assert together.mean.shape == (3, 3, 2) and together.success.all()
+    for i, p in enumerate(batch):
+        alone = one(p)
+        np.testing.assert_allclose(together.mean[i], alone.mean, rtol=1e-10)
+        np.testing.assert_allclose(together.std[i], alone.std, rtol=1e-7)
+        assert together.stats.steps[i] == alone.stats.steps
+    starts = jax.vmap(
+        lambda y: mp.solve(lotka_volterra, y, (0.0, 1.0), args=P, solver=solver, save="end").mean[-1]
+    )(jnp.stack([Y0, 2 * Y0]))
+    alone = mp.solve(lotka_volterra, 2 * Y0, (0.0, 1.0), args=P, solver=solver, save="end")
+    np.testing.assert_allclose(starts[1], alone.mean[-1], rtol=1e-10)
+
+
+def test_vmapped_gradients():
+    def loss(p):
+        return jnp.sum(mp.solve(lotka_volterra, Y0, (0.0, 1.0), args=p, solver=mp.EK0(2), save="end").mean)
+
+    batch = jnp.stack([P, 1.3 * P])
+    together = jax.jit(jax.vmap(jax.grad(loss)))(batch)
+    alone = jax.jit(jax.jacfwd(loss))(batch[1])
+    np.testing.assert_allclose(together[1], alone, rtol=1e-7)
+
+
+def test_a_second_call_traces_nothing():
+    traces = []
+
+    def f(t, y, a):
+        traces.append(1)
+        return -a * y
+
+    for save in ("end", "steps", np.array([0.5, 1.0])):
+        mp.solve(f, jnp.ones(2), (0.0, 1.0), args=1.0, solver=mp.EK0(2), save=save)
+        assert traces
+        traces.clear()
+        # Other values, the same shapes: y0, span, args, tolerances, times, all of them traced.
+        save = 0.9 * save if isinstance(save, np.ndarray) else save
+        mp.solve(f, 2 * jnp.ones(2), (0.5, 3.0 if isinstance(save, str) else 1.4), args=2.0,
+                 solver=mp.EK0(2), save=save if isinstance(save, str) else save + 0.1, rtol=1e-5)
+        assert not traces
+
+
+def test_making_the_same_problem_twice_compiles_once():
+    traces = []
+    monitor = jax.monitoring.register_event_duration_secs_listener
+    monitor(lambda event, *_, **__: traces.append(event) if "jaxpr_trace" in event else None)
+    for _ in range(2):
+        traces.clear()
+        problem = mp.problems.fitzhugh_nagumo(4)
+        mp.solve(problem.f, problem.y0, (0.0, 0.01), save="end")
+    assert not traces
+
+
+def test_under_jit_a_failure_is_a_status_not_an_exception():
+    explode = jax.jit(lambda y: mp.solve(lambda t, y: y**2, y, (0.0, 2.0), save="end"))
+    sol = explode(jnp.ones(1))
+    assert not sol.success and sol.status in (mp.Status.STEP_TOO_SMALL, mp.Status.NON_FINITE)
+    assert float(sol.t[0]) == pytest.approx(1.0, abs=1e-3)
+    batch = jax.vmap(lambda y: mp.solve(lambda t, y: y**2, y, (0.0, 2.0), save=[0.5, 2.0]))(
+        jnp.array([[1.0], [-1.0]])
+    )
+    assert batch.success.tolist() == [False, True]
+    assert "1 × SUCCESS" in batch.message
+    assert np.isfinite(batch.mean[1]).all() and np.isfinite(batch.mean[0, 0]).all()
+    assert np.isnan(batch.mean[0, 1]).all()
+    with pytest.raises(ValueError, match="progress=True needs concrete values"):
+        jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0), progress=True))(jnp.ones(1))
