@@ -3,6 +3,7 @@
 Written from the paper's Section 2 alone. Unknown-major ordering, Y = (Y^1, …, Y^d), as printed there.
 """
 
+from itertools import pairwise
 from math import factorial
 
 import numpy as np
@@ -10,14 +11,11 @@ import numpy as np
 
 def transition(nu, h):
     n = nu + 1
-    phi = np.array(
-        [[h ** (j - i) / factorial(j - i) if j >= i else 0.0 for j in range(n)] for i in range(n)]
-    )
+    phi = np.array([[h ** (j - i) / factorial(j - i) if j >= i else 0.0 for j in range(n)] for i in range(n)])
     sigma = np.array(
         [
             [
-                h ** (2 * nu + 1 - i - j)
-                / ((2 * nu + 1 - i - j) * factorial(nu - i) * factorial(nu - j))
+                h ** (2 * nu + 1 - i - j) / ((2 * nu + 1 - i - j) * factorial(nu - i) * factorial(nu - j))
                 for j in range(n)
             ]
             for i in range(n)
@@ -36,7 +34,7 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
     e0, e1 = (np.kron(np.eye(d), np.eye(n)[q : q + 1]) for q in (0, 1))
     m, c = derivatives.T.reshape(-1), np.zeros((n * d, n * d))
     zs, ss, means, covs, gammas = [], [], [m], [c], []
-    for t_old, t in zip(grid[:-1], grid[1:], strict=True):
+    for t_old, t in pairwise(grid):
         phi, sigma = transition(nu, t - t_old)
         phi = np.kron(np.eye(d), phi)
         m = phi @ m

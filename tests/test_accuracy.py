@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, rmse
 from scipy.integrate import solve_ivp
 
 import millipode as mp
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, rmse
 
 
 def reference(problem, t1):
@@ -43,7 +43,13 @@ def test_pleiades(solver, bound, pleiades_reference):
     problem = mp.problems.pleiades()
     tolerance = 1e-4 if isinstance(solver, mp.EK1) else 1e-7
     sol = mp.solve(
-        problem.f, problem.y0, problem.t_span, solver=solver, rtol=tolerance, atol=tolerance, save="end"
+        problem.f,
+        problem.y0,
+        problem.t_span,
+        solver=solver,
+        rtol=tolerance,
+        atol=tolerance,
+        save="end",
     )
     assert rmse(sol.mean[-1], pleiades_reference) < bound
 
@@ -80,9 +86,7 @@ def test_van_der_pol_from_mild_to_famously_stiff(mu, solver):
         rtol=1e-9,
         atol=1e-11,
     ).y[:, -1]
-    sol = mp.solve(
-        problem.f, problem.y0, problem.t_span, solver=solver, rtol=1e-5, atol=1e-7, save="end"
-    )
+    sol = mp.solve(problem.f, problem.y0, problem.t_span, solver=solver, rtol=1e-5, atol=1e-7, save="end")
     # At the end y₁ moves on the slow manifold; an error in the time of the last jump is all there is.
     np.testing.assert_allclose(sol.mean[-1, 0], want[0], rtol=1e-3)
 
@@ -111,9 +115,7 @@ def test_jacobian_information_saves_steps_on_van_der_pol(nu):
 def test_fitzhugh_nagumo(make):
     problem = mp.problems.fitzhugh_nagumo(16)
     want = reference(problem, 1.0)
-    sol = mp.solve(
-        problem.f, problem.y0, (0.0, 1.0), solver=make(problem), rtol=1e-6, atol=1e-6, save="end"
-    )
+    sol = mp.solve(problem.f, problem.y0, (0.0, 1.0), solver=make(problem), rtol=1e-6, atol=1e-6, save="end")
     assert rmse(sol.mean[-1], want) < 1e-5
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import rmse
 from scipy.integrate import solve_ivp
 
 import millipode as mp
+from common import rmse
 from millipode import initialise as init
 from millipode.control import weights
 from millipode.linearise import VectorField
@@ -52,7 +52,7 @@ def test_runge_kutta_agrees_with_taylor_on_every_time_scale(nu, speed):
     errors = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) for a, b in zip(exact, have)]
     # Truncation and rounding meet at ε^((ν+1−q)/(ν+1)); constants grow with the order.
     eps = np.finfo(float).eps
-    bound = [1e3 * 3.0 ** nu * eps ** ((nu + 1 - q) / (nu + 1)) for q in range(nu + 1)]
+    bound = [1e3 * 3.0**nu * eps ** ((nu + 1 - q) / (nu + 1)) for q in range(nu + 1)]
     assert all(e <= b for e, b in zip(errors, bound)), (errors, bound)
     if nu <= 5:
         assert errors[-1] < 0.02

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from common import FILTERS, Y0, final_carry, jacobian, name, nonlinear
-from oracle import ode_filter, unknown_major
 
 import millipode as mp
+from common import FILTERS, Y0, final_carry, jacobian, name, nonlinear
+from oracle import ode_filter, unknown_major
 
 NU = 2
 JACOBIAN = jacobian(nonlinear)
@@ -17,7 +17,7 @@ def test_filter_equals_the_textbook_on_an_adaptive_grid(kind, structure, diffusi
     solver = kind(NU, diffusion=diffusion, structure=structure, initialise="taylor")
     options = dict(solver=solver, rtol=1e-2, atol=1e-3)
     sol = mp.solve(nonlinear, Y0, (0.2, 2.0), **options)
-    setup, carry = final_carry(nonlinear, Y0, (0.2, 2.0), save="end", **options)
+    _, carry = final_carry(nonlinear, Y0, (0.2, 2.0), save="end", **options)
     assert 10 < int(sol.stats.steps) < 80
     d = Y0.size
     y1 = nonlinear(0.2, Y0)

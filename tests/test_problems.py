@@ -77,7 +77,5 @@ def test_laplacian_diagonal_in_every_shape():
 
 def test_van_der_pol():
     problem = mp.problems.van_der_pol(5.0)
-    np.testing.assert_allclose(
-        problem.f(0.0, jnp.array([2.0, 3.0])), [3.0, 5 * ((1 - 4.0) * 3.0 - 2.0)]
-    )
+    np.testing.assert_allclose(problem.f(0.0, jnp.array([2.0, 3.0])), [3.0, 5 * ((1 - 4.0) * 3.0 - 2.0)])
     assert problem.y0.tolist() == [2.0, 0.0] and problem.t_span == (0.0, 6.3)

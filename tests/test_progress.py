@@ -21,7 +21,14 @@ def test_the_bar_shows_progress_and_changes_nothing(save, capsys):
     shown = mp.solve(decay, jnp.ones(2), (0.0, 1.0), progress=True, **options)
     bar = capsys.readouterr().err
     last = bar.replace("\r", "\n").strip().splitlines()[-1]
-    for part in ("100%", "t=1", "h=", f"{int(plain.stats.steps)} accepted", "0 rejected", "steps/s"):
+    for part in (
+        "100%",
+        "t=1",
+        "h=",
+        f"{int(plain.stats.steps)} accepted",
+        "0 rejected",
+        "steps/s",
+    ):
         assert part in last
     np.testing.assert_array_equal(plain.mean, shown.mean)
     np.testing.assert_array_equal(plain.std, shown.std)

@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millipode as mp
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR
 
 SOLVERS = [
     mp.EK0(3, diffusion=DYNAMIC),
@@ -29,8 +29,14 @@ def family(t, y, args):
 def run(solver, y0, matrix, scale=1.0, start=0.0):
     args = (jnp.asarray(matrix), jnp.asarray(float(scale)), jnp.asarray(float(start)))
     return mp.solve(
-        family, jnp.asarray(y0), (start, start + 1.0), args=args, solver=solver, save=start + TIMES,
-        rtol=1e-4, atol=1e-5 * scale,
+        family,
+        jnp.asarray(y0),
+        (start, start + 1.0),
+        args=args,
+        solver=solver,
+        save=start + TIMES,
+        rtol=1e-4,
+        atol=1e-5 * scale,
     )
 
 

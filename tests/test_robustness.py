@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, name
 
 import millipode as mp
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, name
 
 ONE = jnp.ones(2)
 
@@ -100,7 +100,7 @@ def test_bad_parts_are_refused(make, error, message):
         (lambda t, y: y[:1], ValueError, r"f\(t, y\) has shape \(1,\), but y has shape \(2,\)"),
         (lambda t, y: (y, y), TypeError, "f returned the structure.*PyTreeDef"),
         (lambda t, y: y.astype(jnp.float32), TypeError, "float32, but y has dtype float64"),
-        (lambda t, y: (y * 1j), TypeError, "complex128, but y has dtype float64"),
+        (lambda t, y: y * 1j, TypeError, "complex128, but y has dtype float64"),
         (3.0, TypeError, "f must be callable"),
     ],
     ids=["shape", "structure", "precision", "complex", "callable"],
@@ -147,7 +147,10 @@ def test_exact_components_and_constant_solutions_work(kind, structure, diffusion
     def one_frozen(t, y):
         return y * jnp.array([-1.0, 0.0, -0.5])
 
-    for f, y0 in ((lambda t, y: jnp.zeros_like(y), jnp.ones(3)), (one_frozen, jnp.array([1.0, 2.0, 3.0]))):
+    for f, y0 in (
+        (lambda t, y: jnp.zeros_like(y), jnp.ones(3)),
+        (one_frozen, jnp.array([1.0, 2.0, 3.0])),
+    ):
         sol = mp.solve(f, y0, (0.0, 1.0), solver=solver, rtol=1e-5)
         assert sol.success
         for value in (sol.mean, sol.std, sol.diffusion, sol.log_evidence):
@@ -159,8 +162,14 @@ def test_exact_components_and_constant_solutions_work(kind, structure, diffusion
 
 def test_a_constant_solution_has_finite_gradients():
     def loss(a, solver):
-        sol = mp.solve(lambda t, y: a * jnp.array([0.0, 1.0]) * y, jnp.array([1.0, 0.0]), (0.0, 1.0),
-                       solver=solver, save="end", max_steps=50)
+        sol = mp.solve(
+            lambda t, y: a * jnp.array([0.0, 1.0]) * y,
+            jnp.array([1.0, 0.0]),
+            (0.0, 1.0),
+            solver=solver,
+            save="end",
+            max_steps=50,
+        )
         return jnp.sum(sol.mean) + jnp.sum(sol.std)
 
     for solver in (mp.EK0(2), mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), mp.EK1(2)):
@@ -213,8 +222,13 @@ def test_max_steps_and_step_too_small():
     assert int(sol.stats.steps + sol.stats.rejected) == 7 and sol.t.size == int(sol.stats.steps) + 1
     # A jump in f at t = 0.5 that no step size resolves.
     sol = mp.solve(
-        lambda t, y: jnp.where(t > 0.5, 1e12, 0.0) * jnp.ones_like(y), ONE, (0.0, 1.0),
-        solver=mp.EK0(1), rtol=1e-13, atol=1e-13, throw=False,
+        lambda t, y: jnp.where(t > 0.5, 1e12, 0.0) * jnp.ones_like(y),
+        ONE,
+        (0.0, 1.0),
+        solver=mp.EK0(1),
+        rtol=1e-13,
+        atol=1e-13,
+        throw=False,
     )
     assert sol.status == mp.Status.STEP_TOO_SMALL and "t = 0.5" in sol.message
 
@@ -234,13 +248,21 @@ def test_scalar_calibration_ignores_no_component_and_vector_calibration_mixes_no
     for diffusion in (CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR):
         solver = mp.DiagonalEK1(2, diffusion=diffusion)
         sol = mp.solve(
-            lambda t, y: -rates * y, scales, (0.0, 1.0), solver=solver,
-            controller=mp.FixedStep(0.1), save="end",
+            lambda t, y: -rates * y,
+            scales,
+            (0.0, 1.0),
+            solver=solver,
+            controller=mp.FixedStep(0.1),
+            save="end",
         )
         if diffusion.vector:
             alone = mp.solve(
-                lambda t, y: -rates[1:] * y, scales[1:], (0.0, 1.0), solver=solver,
-                controller=mp.FixedStep(0.1), save="end",
+                lambda t, y: -rates[1:] * y,
+                scales[1:],
+                (0.0, 1.0),
+                solver=solver,
+                controller=mp.FixedStep(0.1),
+                save="end",
             )
             np.testing.assert_allclose(sol.std[0, 1], alone.std[0, 0], rtol=1e-12)
 

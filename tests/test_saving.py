@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 
 import millipode as mp
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 from millipode import checks
 
 LOTKA = jnp.array([20.0, 20.0])
@@ -71,7 +71,9 @@ def test_between_steps_the_model_predicts(solver):
     h, t = 0.25, 0.6
     controller = mp.FixedStep(h)
     sol = mp.solve(lotka_volterra, LOTKA, (0.0, 1.0), solver=solver, controller=controller, save=[t])
-    _, carry = final_carry(lotka_volterra, LOTKA, (0.0, 0.5), solver=solver, controller=controller, save="end")
+    _, carry = final_carry(
+        lotka_volterra, LOTKA, (0.0, 0.5), solver=solver, controller=controller, save="end"
+    )
     phi, sigma = transition(3, t - 0.5)
     mean = np.tensordot(phi[0], np.stack(carry.state.mean), 1)
     np.testing.assert_allclose(sol.mean[0], mean, rtol=1e-12)
@@ -94,9 +96,7 @@ def test_segments_join_seamlessly(monkeypatch):
             patch.setattr(front, "SEGMENT_STEPS", 8)
             parts = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
         assert int(whole.stats.steps) > 24
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), whole.mean, parts.mean
-        )
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13), whole.mean, parts.mean)
         np.testing.assert_array_equal(whole.t, parts.t)
         np.testing.assert_allclose(whole.std, parts.std, rtol=1e-13)
         np.testing.assert_allclose(whole.diffusion, parts.diffusion, rtol=1e-13)
@@ -105,9 +105,7 @@ def test_segments_join_seamlessly(monkeypatch):
 def test_under_jit_steps_are_padded_with_the_last_one():
     solver = SOLVERS[0]
     plain = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
-    padded = jax.jit(
-        lambda y: mp.solve(lotka_volterra, y, (0.0, 4.0), solver=solver, max_steps=200)
-    )(LOTKA)
+    padded = jax.jit(lambda y: mp.solve(lotka_volterra, y, (0.0, 4.0), solver=solver, max_steps=200))(LOTKA)
     n = int(plain.stats.steps)
     assert padded.t.shape == (201,) and padded.success
     np.testing.assert_allclose(padded.t[: n + 1], plain.t, rtol=1e-14)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
 
 import millipode as mp
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
 from millipode.solve import _advance_in_place, _begin, prepare, split
 
 
@@ -20,7 +20,7 @@ def copies_of_y(problem, solver, save="end", controller=None):
         problem.f, problem.y0, problem.t_span, solver=solver, save=save, controller=controller
     )
     arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: _begin.__wrapped__(static, a, y), arrays, y0)
+    carry = jax.eval_shape(lambda a, y: _begin(static, a, y), arrays, y0)
     unit = y0.size * y0.dtype.itemsize
     loop = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
     start = _begin.lower(static, arrays, y0).compile().memory_analysis()
@@ -53,9 +53,7 @@ def test_save_times_cost_what_they_save():
 def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
     """125 000 unknowns: at most 40 copies of y; the state alone is 12 in a square factor."""
     problem = mp.problems.fitzhugh_nagumo(250)
-    solver = mp.DiagonalEK1(
-        2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR
-    )
+    solver = mp.DiagonalEK1(2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR)
     loop, _ = copies_of_y(problem, solver, controller=mp.FixedStep(1e-5))
     assert loop < 26
     by_stencil = mp.DiagonalEK1(2, jacobian_diagonal=problem.stencil, diffusion=DYNAMIC_VECTOR)
@@ -67,7 +65,7 @@ def test_nothing_is_gathered_or_densified():
     problem = mp.problems.lorenz96(4096)
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
     arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: _begin.__wrapped__(static, a, y), arrays, y0)
+    carry = jax.eval_shape(lambda a, y: _begin(static, a, y), arrays, y0)
     text = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
     assert "gather(" not in text and "4096,4096" not in text
 
@@ -87,7 +85,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def test_ten_million_unknowns_in_two_and_a_half_gigabytes():
     run = subprocess.run(
-        [sys.executable, "-c", TEN_MILLION], check=True, capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", TEN_MILLION],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ,
     )
     kilobytes = int(run.stdout.split()[-1]) / (1024 if sys.platform == "darwin" else 1)
     assert kilobytes < 2.5e6

@@ -5,11 +5,11 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
 from scipy.linalg import expm
 
 import millipode as mp
+import oracle
 from millipode.covariance import blocks, dense
 from millipode.priors.iwp import hilbert_root
 
@@ -125,9 +125,7 @@ def test_derivative_of_the_dense_qr_agrees_with_finite_differences(shape, rng):
     stack, direction = (jnp.asarray(rng.normal(size=shape)) for _ in range(2))
     _, tangent = jax.jvp(dense.triangularise, (stack,), (direction,))
     eps = 1e-6
-    difference = dense.triangularise(stack + eps * direction) - dense.triangularise(
-        stack - eps * direction
-    )
+    difference = dense.triangularise(stack + eps * direction) - dense.triangularise(stack - eps * direction)
     np.testing.assert_allclose(tangent, difference / (2 * eps), rtol=1e-7, atol=1e-8)
     # A zero stack is what a vanishing residual leaves behind.
     zero = jnp.zeros(shape)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 
 import millipode as mp
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 from millipode.covariance import blockdiagonal
 
 
@@ -61,9 +61,7 @@ def test_structures_agree_on_a_pytree(kind, diffusion, structures):
 def test_tiles_change_nothing(d, monkeypatch):
     problem = mp.problems.lorenz96(d)
     y0 = problem.y0 + jnp.sin(jnp.arange(d))
-    solver = mp.DiagonalEK1(
-        2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR
-    )
+    solver = mp.DiagonalEK1(2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR)
     options = dict(solver=solver, controller=mp.FixedStep(0.01), save="end")
     tiled = mp.solve(problem.f, y0, (0.0, 0.1), **options)
     monkeypatch.setattr(blockdiagonal, "TILE", d)

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 
 import millipode as mp
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
 
 
 def lotka_volterra(t, y, p):
@@ -71,13 +71,17 @@ def test_closed_over_values_are_differentiated():
 
     def by_diagonal(rate):
         solver = mp.DiagonalEK1(2, jacobian_diagonal=lambda t, y: -rate * jnp.ones_like(y))
-        return mp.solve(lambda t, y: -rate * y, jnp.ones(2), (0.0, 1.0), solver=solver, save="end").mean[-1, 0]
+        return mp.solve(lambda t, y: -rate * y, jnp.ones(2), (0.0, 1.0), solver=solver, save="end").mean[
+            -1, 0
+        ]
 
     np.testing.assert_allclose(jax.jit(jax.jacfwd(by_diagonal))(2.0), -np.exp(-2), rtol=1e-2)
 
 
 @pytest.mark.parametrize(
-    "solver", [mp.EK0(3), mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR), mp.EK1(3)], ids=lambda s: type(s).__name__
+    "solver",
+    [mp.EK0(3), mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR), mp.EK1(3)],
+    ids=lambda s: type(s).__name__,
 )
 def test_vmap_is_a_loop_over_solves(solver):
     batch = jnp.stack([P, 1.5 * P, 0.2 * P])
@@ -123,8 +127,15 @@ def test_a_second_call_traces_nothing():
         traces.clear()
         # Other values, the same shapes: y0, span, args, tolerances, times, all of them traced.
         save = 0.9 * save if isinstance(save, np.ndarray) else save
-        mp.solve(f, 2 * jnp.ones(2), (0.5, 3.0 if isinstance(save, str) else 1.4), args=2.0,
-                 solver=mp.EK0(2), save=save if isinstance(save, str) else save + 0.1, rtol=1e-5)
+        mp.solve(
+            f,
+            2 * jnp.ones(2),
+            (0.5, 3.0 if isinstance(save, str) else 1.4),
+            args=2.0,
+            solver=mp.EK0(2),
+            save=save if isinstance(save, str) else save + 0.1,
+            rtol=1e-5,
+        )
         assert not traces
 
 

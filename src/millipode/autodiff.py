@@ -26,9 +26,9 @@ def while_loop(
     buffers: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A while loop that is differentiable in forward mode or, checkpointed, in reverse mode."""
-    kind = "checkpointed" if reverse else "lax"
-    bound = max_steps if reverse else None
-    return eqxi.while_loop(cond, body, init, max_steps=bound, buffers=buffers, kind=kind)
+    if not reverse:
+        return eqxi.while_loop(cond, body, init, buffers=buffers, kind="lax")
+    return eqxi.while_loop(cond, body, init, max_steps=max_steps, buffers=buffers, kind="checkpointed")
 
 
 def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyTree:
@@ -73,7 +73,8 @@ def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyT
 
         def transposed(_: Callable, b: tuple) -> tuple:
             ct, o = b
-            _, pullback = jax.vjp(lambda x: smooth_outputs(x, rest, True), xs)
+            function: Any = lambda x: smooth_outputs(x, rest, True)  # noqa: E731
+            _, pullback = jax.vjp(function, xs)
             return jax.tree.map(jnp.add, ct, pullback(o)[0]), o
 
         _, tangent = lax.custom_linear_solve(lambda v: v, (dxs, offsets), forward, transposed)

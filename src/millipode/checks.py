@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from millipode.control import Controller, FixedStep
-from millipode.fields import Field, dtype, size
+from millipode.fields import Field, dtype, same_structure, size
 from millipode.linearise import Linearisation, Stencil
 from millipode.solvers import Solver
 
@@ -26,7 +26,7 @@ def is_concrete(x: Any) -> bool:
 
 
 def as_array(x: Any, kind: Any) -> Any:
-    """x as an array of dtype ``kind``: NumPy's unless it is JAX's already, as that is cheaper."""
+    """X as an array of dtype ``kind``: NumPy's unless it is JAX's already, as that is cheaper."""
     if isinstance(x, jax.Array):
         return x if x.dtype == kind else x.astype(kind)
     return np.asarray(x, kind)
@@ -62,9 +62,7 @@ def _check_numeric(leaf: Any, name: str) -> None:
     try:
         kind = jnp.result_type(leaf)
     except TypeError as error:
-        raise TypeError(
-            f"{name} holds a {type(leaf).__name__}, which is not an array of numbers."
-        ) from error
+        raise TypeError(f"{name} holds a {type(leaf).__name__}, which is not an array of numbers.") from error
     if jnp.issubdtype(kind, jnp.complexfloating):
         raise TypeError(
             f"{name} is complex ({kind}), which the Gaussian model does not cover. Split it into "
@@ -109,16 +107,12 @@ def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
         magnitude = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(y0))
         if any(((x > 0) & (x < floor * magnitude)).any() for x in absolute):
             _warn_raised("atol", floor * magnitude, dtype(y0))
-            atol = jax.tree.map(
-                lambda x: jnp.where(x > 0, jnp.maximum(x, floor * magnitude), x), atol
-            )
+            atol = jax.tree.map(lambda x: jnp.where(x > 0, jnp.maximum(x, floor * magnitude), x), atol)
     return rtol, atol
 
 
 def _warn_raised(name: str, floor: float, kind: Any) -> None:
-    warnings.warn(
-        f"{name} is below what {kind} can deliver; {floor:.2g} is used instead.", stacklevel=4
-    )
+    warnings.warn(f"{name} is below what {kind} can deliver; {floor:.2g} is used instead.", stacklevel=4)
 
 
 def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
@@ -132,16 +126,14 @@ def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
                 raise ValueError(f"{name} must be finite, got {leaf}.")
             if np.any(np.asarray(leaf) < 0):
                 raise ValueError(f"{name} must not be negative, got {leaf}.")
-    if jax.tree.structure(tolerance) == jax.tree.structure(0) and jnp.ndim(tolerance) == 0:
+    if same_structure(tolerance, 0) and jnp.ndim(tolerance) == 0:
         return tolerance
     try:
-        if jax.tree.structure(tolerance) != jax.tree.structure(y0):
+        if not same_structure(tolerance, y0):
             raise ValueError(f"its structure is {jax.tree.structure(tolerance)}")
         return jax.tree.map(lambda x, y: jnp.broadcast_to(x, y.shape), tolerance, y0)
     except ValueError as error:
-        raise ValueError(
-            f"{name} must be a scalar or shaped like y0 ({describe(y0)}): {error}."
-        ) from error
+        raise ValueError(f"{name} must be a scalar or shaped like y0 ({describe(y0)}): {error}.") from error
 
 
 def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f") -> None:
@@ -150,7 +142,7 @@ def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f
         raise TypeError(f"{name} must be callable as {name}(t, y), got {type(f).__name__}.")
     inputs = (t0, y0) if args is None else (t0, y0, args)
     out = eqx.filter_eval_shape(f, *inputs)
-    if jax.tree.structure(out) != jax.tree.structure(y0):
+    if not same_structure(out, y0):
         hint = ""
         if isinstance(y0, list | tuple):
             hint = " (a list or tuple is a pytree of separate unknowns; for a vector, pass an array)"
@@ -158,9 +150,7 @@ def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f
             f"{name} returned the structure {jax.tree.structure(out)}, but y has "
             f"{jax.tree.structure(y0)}; they must be the same{hint}."
         )
-    for (path, have), want in zip(
-        jax.tree_util.tree_leaves_with_path(out), jax.tree.leaves(y0), strict=True
-    ):
+    for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(out), jax.tree.leaves(y0), strict=True):
         where = jax.tree_util.keystr(path)
         if have.shape != want.shape:
             raise ValueError(
@@ -191,9 +181,7 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
         low, high = min(a, b), max(a, b)
         outside = ts[(ts < low) | (ts > high)]
         if outside.size:
-            raise ValueError(
-                f"save times must lie inside t_span = ({a}, {b}); {outside[0]} does not."
-            )
+            raise ValueError(f"save times must lie inside t_span = ({a}, {b}); {outside[0]} does not.")
         direction = 1 if b >= a else -1
         if np.any(direction * np.diff(ts) <= 0):
             order = "increasing" if direction == 1 else "decreasing, as t_span runs backwards"

@@ -13,7 +13,7 @@ from millipode.initialise import Probe, time_scale
 
 
 def weights(y: Field, rtol: Scale, atol: Scale, other: Field | None = None) -> Field:
-    """atol + rtol·max(|y|, |other|), kept away from zero."""
+    """Atol + rtol·max(|y|, |other|), kept away from zero."""
     other = y if other is None else other
 
     def leafwise(a: Array, b: Array, r: Array, s: Array) -> Array:
@@ -85,7 +85,7 @@ class PIController(Controller):
         return h * jnp.where(jnp.isfinite(error), factor, self.shrink)
 
     def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
-        """t ± h."""
+        """T ± h."""
         return t + sign * h
 
     def first_step(self, p: Probe, order: int, span: Array) -> Array:
@@ -127,13 +127,11 @@ class FixedStep(Controller):
         return t0 + sign * h * (steps + 1).astype(h.dtype)
 
     def first_step(self, p: Probe, order: int, span: Array) -> Array:
-        """h."""
+        """H."""
         return jnp.asarray(self.h, span.dtype)
 
 
-def error_norm(
-    h: Array, local: Scale, process_std: Scale, z: Field, scale: Field, vector: bool
-) -> Array:
+def error_norm(h: Array, local: Scale, process_std: Scale, z: Field, scale: Field, vector: bool) -> Array:
     """RMS of E = h γ̂ √(H Σ Hᵀ) in units of the tolerance; with a vector γ̂, E = h |z|."""
     if vector:
         return rms(jax.tree.map(lambda r, w: h * r / w, z, scale))

@@ -47,7 +47,13 @@ class Diffusion(eqx.Module):
 
     @abc.abstractmethod
     def log_evidence(
-        self, diffusion: Scale, steps: Array, quadratic: Array, log_det: Array, rank: Array, y: Field
+        self,
+        diffusion: Scale,
+        steps: Array,
+        quadratic: Array,
+        log_det: Array,
+        rank: Array,
+        y: Field,
     ) -> Array:
         """Σ_n log N(z_n; 0, S_n) with the calibrated scale.
 
@@ -95,7 +101,13 @@ class ConstantDiffusion(Diffusion):
         return jax.tree.map(jnp.sqrt, diffusion)
 
     def log_evidence(
-        self, diffusion: Scale, steps: Array, quadratic: Array, log_det: Array, rank: Array, y: Field
+        self,
+        diffusion: Scale,
+        steps: Array,
+        quadratic: Array,
+        log_det: Array,
+        rank: Array,
+        y: Field,
     ) -> Array:
         """With the quasi-MLE plugged in, the quadratic form is N per calibrated unknown."""
         terms = jax.tree.map(lambda g: jnp.log(jnp.where(g > 0, g, 1)) + (g > 0), diffusion)
@@ -129,7 +141,13 @@ class DynamicDiffusion(Diffusion):
         return jnp.ones((), jax.tree.leaves(diffusion)[0].dtype)
 
     def log_evidence(
-        self, diffusion: Scale, steps: Array, quadratic: Array, log_det: Array, rank: Array, y: Field
+        self,
+        diffusion: Scale,
+        steps: Array,
+        quadratic: Array,
+        log_det: Array,
+        rank: Array,
+        y: Field,
     ) -> Array:
         """The sum as it was accumulated."""
         return -(rank * jnp.log(2 * jnp.pi) + log_det + quadratic) / 2

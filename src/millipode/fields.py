@@ -5,14 +5,14 @@ standard deviation) in the user's own structure and axes, so stencils and shardi
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-Field = PyTree
-Scale = Any  # a scalar shared by all unknowns, or a field
+Field: TypeAlias = Any  # a pytree like y
+Scale: TypeAlias = Any  # a scalar shared by all unknowns, or a field
 
 
 def size(y: Field) -> int:
@@ -23,6 +23,12 @@ def size(y: Field) -> int:
 def dtype(y: Field) -> Any:
     """The floating-point type of a field; all of its leaves share it."""
     return jax.tree.leaves(y)[0].dtype
+
+
+def same_structure(x: PyTree, y: PyTree) -> bool:
+    """Whether two pytrees have the same nodes, whatever their leaves."""
+    trees: list[Any] = [jax.tree.structure(x), jax.tree.structure(y)]
+    return trees[0] == trees[1]
 
 
 def combine(coefficients: Sequence[Array | None], fields: Sequence[Field]) -> Field:
@@ -41,7 +47,7 @@ def combine(coefficients: Sequence[Array | None], fields: Sequence[Field]) -> Fi
 
 def is_shared(scale: Scale, y: Field) -> bool:
     """Whether a scale is one scalar for all unknowns of y, rather than a field."""
-    if jax.tree.structure(scale) != jax.tree.structure(y):
+    if not same_structure(scale, y):
         return True
     return all(
         jnp.ndim(s) == 0 and jnp.ndim(leaf) > 0

@@ -115,9 +115,7 @@ def taylor(field: VectorField, t0: Array, y0: Field, f0: Field, order: int) -> I
     return Initial(mean, root, jax.tree.map(jnp.zeros_like, y0), order - 1)
 
 
-def runge_kutta(
-    field: VectorField, t0: Array, y0: Field, p: Probe, order: int, span: Array
-) -> Initial:
+def runge_kutta(field: VectorField, t0: Array, y0: Field, p: Probe, order: int, span: Array) -> Initial:
     """The posterior of an IWP at t₀ given y₀, f₀ and y(t₀ + mδ), m = 1 … ν.
 
     The values come from the explicit Runge–Kutta method of order ν+1 that iterates collocation at
@@ -164,10 +162,7 @@ def _collocation(nu: int) -> Matrix:
             poly = [Fraction(1)]
             for j in (j for j in range(nu + 1) if j != k):
                 shifted = [Fraction(0), *poly]
-                poly = [
-                    (a - j * b) / (k - j)
-                    for a, b in zip(shifted, [*poly, Fraction(0)], strict=True)
-                ]
+                poly = [(a - j * b) / (k - j) for a, b in zip(shifted, [*poly, Fraction(0)], strict=True)]
             terms = (c * Fraction(m) ** (i + 1) / (i + 1) for i, c in enumerate(poly))
             row.append(sum(terms, Fraction(0)))
         rows.append(row)
@@ -207,8 +202,5 @@ def _inference(nu: int) -> tuple[Matrix, list[float], np.ndarray]:
 def _iwp_kernel(nu: int, s: int, t: int) -> Fraction:
     """∫₀^min(s,t) (s−u)^ν (t−u)^ν / ν!² du, expanded in x = min(s,t) − u."""
     low, gap = min(s, t), abs(s - t)
-    terms = (
-        Fraction(comb(nu, i) * gap ** (nu - i) * low ** (nu + i + 1), nu + i + 1)
-        for i in range(nu + 1)
-    )
+    terms = (Fraction(comb(nu, i) * gap ** (nu - i) * low ** (nu + i + 1), nu + i + 1) for i in range(nu + 1))
     return sum(terms, Fraction(0)) / factorial(nu) ** 2

@@ -191,7 +191,7 @@ class Stencil(eqx.Module):
         moduli = self._moduli(shape)
         place = [lax.broadcasted_iota(jnp.int32, shape, a % len(shape)) for a in self.axes]
         if self.shape == "star":
-            colour, count = sum(place) % moduli[0], moduli[0]  # type: ignore[operator]
+            colour, count = jnp.asarray(sum(place)) % moduli[0], moduli[0]
         else:
             colour, count = jnp.zeros(shape, jnp.int32), 1
             for p, m in zip(place, moduli, strict=True):

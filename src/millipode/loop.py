@@ -110,11 +110,7 @@ def advance(setup: Setup, carry: Carry, limit: Array) -> Carry:
         setup = eqx.combine(arrays, static)
 
         def unfinished(c: Carry) -> Array:
-            return (
-                (c.status == RUNNING)
-                & (c.steps + c.rejected < limit)
-                & setup.plan.has_room(c.record)
-            )
+            return (c.status == RUNNING) & (c.steps + c.rejected < limit) & setup.plan.has_room(c.record)
 
         return while_loop(
             unfinished,

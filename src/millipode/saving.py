@@ -32,7 +32,7 @@ class Record(NamedTuple):
     """Buffers for entries, and how many of them hold one."""
 
     buffers: Any
-    count: Array
+    filled: Array
 
 
 class SavePlan(eqx.Module):
@@ -57,9 +57,7 @@ class SavePlan(eqx.Module):
         """Whether another step can be saved."""
 
     @abc.abstractmethod
-    def entries(
-        self, model: Filter, state: State, record: Record, arrived: Array
-    ) -> tuple[Entry, Array]:
+    def entries(self, model: Filter, state: State, record: Record, arrived: Array) -> tuple[Entry, Array]:
         """All entries, time first, and how many are valid; ``arrived`` says whether t = t₁."""
 
 
@@ -84,11 +82,9 @@ class SaveEnd(SavePlan):
         """Always."""
         return True
 
-    def entries(
-        self, model: Filter, state: State, record: Record, arrived: Array
-    ) -> tuple[Entry, Array]:
+    def entries(self, model: Filter, state: State, record: Record, arrived: Array) -> tuple[Entry, Array]:
         """The state itself, as a series of length one."""
-        return jax.tree.map(lambda x: x[None], _entry(model, state)), record.count
+        return jax.tree.map(lambda x: x[None], _entry(model, state)), record.filled
 
 
 class SaveSteps(SavePlan):
@@ -113,22 +109,18 @@ class SaveSteps(SavePlan):
 
     def after_step(self, model: Filter, state: State, accept: Array, record: Record) -> Record:
         """The new state in the next slot, if the step was accepted."""
-        buffers = _put(record.buffers, _entry(model, state), record.count, accept)
-        return Record(buffers, record.count + accept.astype(jnp.int32))
+        buffers = _put(record.buffers, _entry(model, state), record.filled, accept)
+        return Record(buffers, record.filled + accept.astype(jnp.int32))
 
     def has_room(self, record: Record) -> Array:
         """Whether a slot is free."""
-        return record.count < self.capacity
+        return record.filled < self.capacity
 
-    def entries(
-        self, model: Filter, state: State, record: Record, arrived: Array
-    ) -> tuple[Entry, Array]:
+    def entries(self, model: Filter, state: State, record: Record, arrived: Array) -> tuple[Entry, Array]:
         """The buffers. Free slots repeat the last entry; t₀ shares the first step's diffusion."""
-        filled = _fill(record.buffers, _entry(model, state), record.count)
-        diffusion = jax.tree.map(
-            lambda x: x.at[0].set(x[1]) if self.capacity > 1 else x, filled.diffusion
-        )
-        return filled._replace(diffusion=diffusion), record.count
+        entries = _fill(record.buffers, _entry(model, state), record.filled)
+        diffusion = jax.tree.map(lambda x: x.at[0].set(x[1]), entries.diffusion)
+        return entries._replace(diffusion=diffusion), record.filled
 
 
 class SaveTimes(SavePlan):
@@ -156,17 +148,15 @@ class SaveTimes(SavePlan):
             return self.times[jnp.minimum(count, size - 1)]
 
         def passes(r: Record) -> Array:
-            return accept & (r.count < size) & (sign * (a.t - ahead(r.count)) > 0)
+            return accept & (r.filled < size) & (sign * (a.t - ahead(r.filled)) > 0)
 
         def save(r: Record) -> Record:
-            t = ahead(r.count)
+            t = ahead(r.filled)
             marginal = predict(model, state, sign * (t - state.t), a.filter_scale)
             entry = Entry(t, marginal, _dynamic(model, a.local_scale))
-            return Record(_put(r.buffers, entry, r.count), r.count + 1)
+            return Record(_put(r.buffers, entry, r.filled), r.filled + 1)
 
-        return while_loop(
-            passes, save, record, reverse=reverse, max_steps=size, buffers=lambda r: r.buffers
-        )
+        return while_loop(passes, save, record, reverse=reverse, max_steps=size, buffers=lambda r: r.buffers)
 
     def after_step(self, model: Filter, state: State, accept: Array, record: Record) -> Record:
         """Nothing: a time at the end of a step is passed by the next step."""
@@ -176,14 +166,12 @@ class SaveTimes(SavePlan):
         """Always."""
         return True
 
-    def entries(
-        self, model: Filter, state: State, record: Record, arrived: Array
-    ) -> tuple[Entry, Array]:
+    def entries(self, model: Filter, state: State, record: Record, arrived: Array) -> tuple[Entry, Array]:
         """The buffers, with the last state for a time at t₁ itself."""
         size = self.times.shape[0]
-        count = jnp.where(arrived, record.count, size)
-        filled = _fill(record.buffers, _entry(model, state), count)
-        return filled._replace(t=self.times), jnp.where(arrived, size, record.count)
+        start = jnp.where(arrived, record.filled, size)
+        entries = _fill(record.buffers, _entry(model, state), start)
+        return entries._replace(t=self.times), jnp.where(arrived, size, record.filled)
 
 
 def _entry(model: Filter, state: State) -> Entry:
@@ -205,9 +193,7 @@ def _allocate(entry: Entry, length: int) -> Entry:
 
 def _put(buffers: Entry, entry: Entry, slot: Array | int, accept: Any = True) -> Entry:
     # The loop wraps its buffers, so the entry leads the traversal.
-    return jax.tree.map(
-        lambda x, buffer: eqxi.buffer_at_set(buffer, slot, x, pred=accept), entry, buffers
-    )
+    return jax.tree.map(lambda x, buffer: eqxi.buffer_at_set(buffer, slot, x, pred=accept), entry, buffers)
 
 
 def _fill(buffers: Entry, entry: Entry, count: Array) -> Entry:

@@ -75,9 +75,7 @@ def solve(
     >>> sol.success, sol.mean.shape, bool(abs(sol.mean[-1, 0] - jnp.exp(-1)) < 1e-2)
     (True, (1, 2), True)
     """
-    setup, y0, budget = prepare(
-        f, y0, t_span, solver, args, rtol, atol, save, dt0, controller, max_steps
-    )
+    setup, y0, budget = prepare(f, y0, t_span, solver, args, rtol, atol, save, dt0, controller, max_steps)
     concrete = _outside_transformations()
     if progress and not concrete:
         raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
@@ -125,9 +123,7 @@ def prepare(
     controller = jax.tree.map(lambda x: checks.as_array(x, kind), controller)
     field = VectorField(f, args, _sign(t0, t1, kind))
     model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
-    setup = Setup(
-        model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps)
-    )
+    setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
     return setup, y0, budget
 
 
@@ -205,13 +201,13 @@ def _begin(static: tuple, arrays: list[Array], y0: Field) -> Carry:
     return loop.begin(setup, y0)
 
 
-@partial(jax.jit, static_argnums=0)
-def _advance(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
+def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
     return loop.advance(_join(static, arrays), carry, limit)
 
 
-# Works in place, on a state that nobody else holds: not so under eager differentiation.
-_advance_in_place = jax.jit(_advance.__wrapped__, static_argnums=0, donate_argnums=2)
+_advance = jax.jit(_run, static_argnums=0)
+# In place needs a state that nobody else holds, which eager differentiation does.
+_advance_in_place = jax.jit(_run, static_argnums=0, donate_argnums=2)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -206,8 +206,7 @@ def _diffusion(diffusion: Diffusion | None) -> Diffusion:
         return DynamicDiffusion()
     if not isinstance(diffusion, ConstantDiffusion | DynamicDiffusion):
         raise TypeError(
-            "diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got "
-            f"{diffusion!r}."
+            f"diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got {diffusion!r}."
         )
     return diffusion
 

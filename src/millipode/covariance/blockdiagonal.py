@@ -38,19 +38,13 @@ class BlockDiagonal(Covariance):
 
         return cls(map_leaves(spread, y, scale))
 
-    def process_innovation(
-        self, transition: Transition, jacobian: PyTree, z: Field
-    ) -> DiagonalInnovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
         """Σ₁₁ − 2 J Σ₀₁ + J² Σ₀₀ per unknown; one number where the Jacobian is zero."""
         if jacobian is None:
             return DiagonalInnovation(blocks.process_scale(transition, None))
-        return DiagonalInnovation(
-            jax.tree.map(lambda j: blocks.process_scale(transition, j), jacobian)
-        )
+        return DiagonalInnovation(jax.tree.map(lambda j: blocks.process_scale(transition, j), jacobian))
 
-    def correct(
-        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
-    ) -> Corrected:
+    def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """Every block on its own, O(d ν³), tile by tile."""
         roots, tree = jax.tree.flatten(self.root)
         scales = shared_per_leaf(scale, z)
@@ -59,12 +53,8 @@ class BlockDiagonal(Covariance):
         def one(root: Array, s: Array, j: Array | None) -> tuple[Array, Array, Array]:
             return blocks.correct(root, transition, s, j)
 
-        results = [
-            _in_tiles(one, root, s, j) for root, s, j in zip(roots, scales, jacobians, strict=True)
-        ]
-        innovation, gain, posterior = (
-            jax.tree.unflatten(tree, [r[i] for r in results]) for i in range(3)
-        )
+        results = [_in_tiles(one, root, s, j) for root, s, j in zip(roots, scales, jacobians, strict=True)]
+        innovation, gain, posterior = (jax.tree.unflatten(tree, [r[i] for r in results]) for i in range(3))
         return Corrected(gain, DiagonalInnovation(innovation), BlockDiagonal(posterior))
 
     def rejected(self, z: Field) -> Corrected:
@@ -81,9 +71,7 @@ class BlockDiagonal(Covariance):
         """One number per unknown."""
         scales = shared_per_leaf(scale, y)
         roots, tree = jax.tree.flatten(self.root)
-        stds = [
-            blocks.marginal_std(r, row, noise, s) for r, s in zip(roots, scales, strict=True)
-        ]
+        stds = [blocks.marginal_std(r, row, noise, s) for r, s in zip(roots, scales, strict=True)]
         return jax.tree.unflatten(tree, stds)
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:

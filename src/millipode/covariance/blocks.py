@@ -103,9 +103,7 @@ def process_scale(transition: Transition, jacobian: Array | None) -> Array:
     return transition.scaling[1] * jnp.sqrt(first**2 + root[1, 1] ** 2)
 
 
-def marginal_std(
-    root: Block, row: tuple[Array | None, ...], noise: Array, scale: Array
-) -> Array:
+def marginal_std(root: Block, row: tuple[Array | None, ...], noise: Array, scale: Array) -> Array:
     """√(φ RᵀR φᵀ + scale² noise) for one row φ of a transition."""
     projected = sum(p * root[:, j] for j, p in enumerate(row) if p is not None)
     return safe_sqrt(jnp.sum(projected**2, axis=0) + scale**2 * noise)

@@ -29,14 +29,12 @@ class Dense(Covariance):
 
     @classmethod
     def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
-        """root ⊗ diag(scale), padded with zero rows to a square."""
+        """Root ⊗ diag(scale), padded with zero rows to a square."""
         k, n = root.shape
         padded = jnp.concatenate([root, jnp.zeros((n - k, n), root.dtype)])
         return cls(jnp.kron(padded, jnp.diag(_flat(scale, y))))
 
-    def process_innovation(
-        self, transition: Transition, jacobian: PyTree, z: Field
-    ) -> Innovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
         """H Σ Hᵀ: diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
         matrix = _matrix(jacobian, z)
         if matrix.ndim < 2:
@@ -48,13 +46,9 @@ class Dense(Covariance):
         root, identity = transition.scaled_root, jnp.eye(size(z), dtype=matrix.dtype)
         first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * matrix.T
         stacked = triangularise(jnp.concatenate([first, root[1, 1] * identity]))
-        return DenseInnovation(
-            transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z
-        )
+        return DenseInnovation(transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z)
 
-    def correct(
-        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
-    ) -> Corrected:
+    def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """QR for C⁻, then the half-Joseph form."""
         d, n = size(z), len(transition.scaling)
         scales = jnp.repeat(transition.scaling, d)

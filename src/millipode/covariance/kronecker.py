@@ -22,15 +22,11 @@ class Kronecker(Covariance):
         """One factor; the scale is shared."""
         return cls(scale * root)
 
-    def process_innovation(
-        self, transition: Transition, jacobian: PyTree, z: Field
-    ) -> DiagonalInnovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
         """Σ₁₁, shared."""
         return DiagonalInnovation(blocks.process_scale(transition, None))
 
-    def correct(
-        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
-    ) -> Corrected:
+    def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
         innovation, gain, root = blocks.correct(self.root, transition, scale, None)
         return Corrected(gain, DiagonalInnovation(innovation), Kronecker(root))
@@ -42,9 +38,7 @@ class Kronecker(Covariance):
 
     def apply_gain(self, gain: PyTree, z: Field) -> tuple[Field, ...]:
         """k_q z."""
-        return tuple(
-            jax.tree.map(lambda leaf, q=q: gain[q] * leaf, z) for q in range(gain.shape[0])
-        )
+        return tuple(jax.tree.map(lambda leaf, q=q: gain[q] * leaf, z) for q in range(gain.shape[0]))
 
     def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
         """One number for all unknowns."""

@@ -36,7 +36,7 @@ class Innovation(eqx.Module):
 
     @abc.abstractmethod
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """log det S over the non-degenerate directions, and their number."""
+        """Log det S over the non-degenerate directions, and their number."""
 
 
 class DiagonalInnovation(Innovation):
@@ -49,7 +49,7 @@ class DiagonalInnovation(Innovation):
         return map_leaves(safe_divide, z, self.scale)
 
     def std(self) -> Scale:
-        """s."""
+        """S."""
         return self.scale
 
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
@@ -70,7 +70,7 @@ class DenseInnovation(Innovation):
     like: Field
 
     def whiten(self, z: Field) -> Field:
-        """x with Rᵀx = z."""
+        """X with Rᵀx = z."""
         flat, unravel = ravel_pytree(z)
         x = solve_triangular(self.root, flat, trans="T")
         return unravel(jnp.where(self.degenerate, 0, x))
@@ -88,7 +88,7 @@ class DenseInnovation(Innovation):
 
 
 def _log_square(x: Array) -> Array:
-    """log x², and 0 at x = 0."""
+    """Log x², and 0 at x = 0."""
     return 2 * jnp.log(jnp.where(x == 0, 1, jnp.abs(x)))
 
 
@@ -109,15 +109,11 @@ class Covariance(eqx.Module):
         """C₀ = diag(scale²) ⊗ rootᵀroot."""
 
     @abc.abstractmethod
-    def process_innovation(
-        self, transition: Transition, jacobian: PyTree, z: Field
-    ) -> Innovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
         """N(0, H Σ Hᵀ) with H = E₁ − F_y E₀: what the step's noise alone explains of z."""
 
     @abc.abstractmethod
-    def correct(
-        self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field
-    ) -> Corrected:
+    def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """Extrapolate to C⁻ = Φ C Φᵀ + scale² Σ, then condition on a zero residual."""
 
     @abc.abstractmethod

@@ -44,14 +44,11 @@ class IWP(Prior):
         power = _powers(h, n)
         root_h = jnp.sqrt(h)
         phi = tuple(
-            tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n))
-            for i in range(n)
+            tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n)) for i in range(n)
         )
         scaling = jnp.stack([root_h * power[nu - i] / factorial(nu - i) for i in range(n)])
         pascal = [[comb(nu - i, nu - j) for j in range(n)] for i in range(n)]
-        return Transition(
-            phi, scaling, jnp.asarray(pascal, h.dtype), jnp.asarray(hilbert_root(n), h.dtype)
-        )
+        return Transition(phi, scaling, jnp.asarray(pascal, h.dtype), jnp.asarray(hilbert_root(n), h.dtype))
 
     def marginal(self, h: Array) -> tuple[tuple[Array | None, ...], Array]:
         """h^j/j! and h^(2ν+1)/((2ν+1) ν!²)."""

@@ -24,16 +24,12 @@ class FitzHughNagumo:
     def __call__(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """f(t, y)."""
         (u, v), (du, dv) = y, self.grid.laplacian(y)
-        return jnp.stack(
-            [self.a * du + u - u**3 - v + self.k, (self.b * dv + u - v) / self.tau]
-        )
+        return jnp.stack([self.a * du + u - u**3 - v + self.k, (self.b * dv + u - v) / self.tau])
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """(a diag Δ + 1 − 3u², (b diag Δ − 1)/τ)."""
         laplacian = self.grid.laplacian_diagonal(y[0])
-        return jnp.stack(
-            [self.a * laplacian + 1 - 3 * y[0] ** 2, (self.b * laplacian - 1) / self.tau]
-        )
+        return jnp.stack([self.a * laplacian + 1 - 3 * y[0] ** 2, (self.b * laplacian - 1) / self.tau])
 
 
 def fitzhugh_nagumo(

@@ -31,10 +31,7 @@ def pleiades() -> Problem:
 
     Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.10.
     """
-    y0 = jnp.array(
-        [3.0, 3, -1, -3, 2, -2, 2]
-        + [3.0, -3, 2, 0, 0, -4, 4]
-        + [0.0, 0, 0, 0, 0, 1.75, -1.5]
-        + [0.0, 0, 0, -1.25, 1, 0, 0]
-    )
+    x, y = [3.0, 3, -1, -3, 2, -2, 2], [3.0, -3, 2, 0, 0, -4, 4]
+    v, w = [0.0, 0, 0, 0, 0, 1.75, -1.5], [0.0, 0, 0, -1.25, 1, 0, 0]
+    y0 = jnp.array([*x, *y, *v, *w])
     return Problem(_f, y0, (0.0, 3.0), _jacobian_diagonal)
