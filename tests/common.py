@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
-from millipode.solve import _advance, _begin, prepare, split
+from millipode.solve import _advance_in_place, _begin, prepare, split
 
 _RNG = np.random.default_rng(7)
 D = 3
@@ -24,7 +24,7 @@ def final_carry(*args, **kwargs):
     setup, y0, _ = prepare(*args, **kwargs)
     arrays, static = split(setup)
     carry = _begin(static, arrays, y0)
-    return setup, _advance(static, arrays, carry, np.int32(setup.max_steps))
+    return setup, _advance_in_place(static, arrays, carry, np.int32(setup.max_steps))
 
 
 def rmse(a, b):

@@ -26,7 +26,7 @@ def is_concrete(x: Any) -> bool:
 
 
 def as_array(x: Any, kind: Any) -> Any:
-    """X as an array of dtype ``kind``: NumPy's unless it is JAX's already, as that is cheaper."""
+    """An array of dtype ``kind``: NumPy's, which is cheaper, unless x is JAX's already."""
     if isinstance(x, jax.Array):
         return x if x.dtype == kind else x.astype(kind)
     return np.asarray(x, kind)
@@ -50,7 +50,7 @@ def initial_value(y0: PyTree) -> Field:
             "float32 to silence this.",
             stacklevel=4,
         )
-    floating = [kind for kind in kinds if np.issubdtype(kind, np.floating)]
+    floating = {kind for kind in kinds if kind.kind == "f"}
     target = jax.dtypes.canonicalize_dtype(np.result_type(*(floating or [jnp.result_type(float)])))
     y0 = jax.tree.map(lambda leaf: as_array(leaf, target), y0)
     if is_concrete(y0) and not all(np.isfinite(x).all() for x in jax.tree.leaves(y0)):
@@ -59,10 +59,14 @@ def initial_value(y0: PyTree) -> Field:
 
 
 def _check_numeric(leaf: Any, name: str) -> None:
+    if type(leaf) in (int, float):
+        return
     try:
-        kind = jnp.result_type(leaf)
+        kind = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
     except TypeError as error:
         raise TypeError(f"{name} holds a {type(leaf).__name__}, which is not an array of numbers.") from error
+    if kind in (jnp.float64, jnp.float32):
+        return
     if jnp.issubdtype(kind, jnp.complexfloating):
         raise TypeError(
             f"{name} is complex ({kind}), which the Gaussian model does not cover. Split it into "
@@ -92,8 +96,10 @@ def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
 
 def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
     """(rtol, atol), each a scalar or a field; raised to what the precision can deliver."""
+    floor = 100 * float(np.finfo(dtype(y0)).eps)
+    if type(rtol) is float and type(atol) is float and floor <= rtol < np.inf and 0 <= atol < np.inf:
+        return np.asarray(rtol, dtype(y0)), np.asarray(atol, dtype(y0))  # nearly always, and fast
     rtol, atol = _tolerance(rtol, "rtol", y0), _tolerance(atol, "atol", y0)
-    floor = 100 * float(jnp.finfo(dtype(y0)).eps)
     if not is_concrete((rtol, atol)):
         return rtol, atol
     relative = [np.asarray(leaf) for leaf in jax.tree.leaves(rtol)]
@@ -226,9 +232,11 @@ def memory_for_steps(
 
 def memory_for_dense(y0: Field, solver: Solver) -> None:
     """Refuse a dense covariance that cannot fit."""
+    if solver.structure != "dense":
+        return
     d, n = size(y0), solver.order + 1
     needed = 8 * (n * d) ** 2 * dtype(y0).itemsize  # the factor, its stack, QR and gain
-    if solver.structure == "dense" and needed > available_memory():
+    if needed > available_memory():
         raise ValueError(
             f"A dense covariance for {d} unknowns and order {solver.order} needs about "
             f"{_gigabytes(needed)}, and {_gigabytes(available_memory())} is available. Use mp.EK0 or "

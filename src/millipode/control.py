@@ -44,22 +44,22 @@ class Controller(eqx.Module):
 
 
 class PIController(Controller):
-    """h ← h · clip(safety · E^(−kI/(ν+1)) · E_previous^(kP/(ν+1))), Gustafsson's PI control.
+    """h ← h · (s^(ν+1)/E)^(kI/(ν+1)) · (E_previous/E)^(kP/(ν+1)), Gustafsson's PI control.
 
-    The local error behaves like h^(ν+1). Previous errors damp the oscillation of the step size
-    that pure integral control shows where stability, not accuracy, limits the step. A rejected
-    step shrinks by its own error alone.
+    The local error behaves like h^(ν+1), so E settles at s^(ν+1). The proportional term damps the
+    oscillation of the step size that integral control alone (kI = 1, kP = 0) shows where stability,
+    not accuracy, limits the step. A rejected step shrinks by its own error alone.
 
     Args:
-        safety: how far below the tolerance to aim.
+        safety: s, how far below the step of the tolerance to aim.
         integral: kI.
         proportional: kP.
         shrink: the smallest factor between two steps.
         grow: the largest factor between two steps.
     """
 
-    safety: float = eqx.field(static=True, default=0.9)
-    integral: float = eqx.field(static=True, default=0.7)
+    safety: float = eqx.field(static=True, default=0.85)
+    integral: float = eqx.field(static=True, default=0.3)
     proportional: float = eqx.field(static=True, default=0.4)
     shrink: float = eqx.field(static=True, default=0.2)
     grow: float = eqx.field(static=True, default=10.0)
@@ -79,9 +79,11 @@ class PIController(Controller):
         """The PI formula after success, the I formula after failure, ``shrink`` after NaN."""
         floor = jnp.asarray(1e-10, error.dtype)  # an error of 0 asks for the largest growth
         safe = jnp.where(jnp.isfinite(error), jnp.maximum(error, floor), 1)
-        pi = safe ** (-self.integral / (order + 1)) * previous ** (self.proportional / (order + 1))
-        factor = jnp.where(error <= 1, pi, safe ** (-1 / (order + 1)))
-        factor = jnp.clip(self.safety * factor, self.shrink, jnp.where(error <= 1, self.grow, 1.0))
+        k_i, k_p = self.integral / (order + 1), self.proportional / (order + 1)
+        after_success = self.safety**self.integral * safe ** (-k_i - k_p) * previous**k_p
+        after_failure = self.safety * safe ** (-1 / (order + 1))
+        factor = jnp.where(error <= 1, after_success, after_failure)
+        factor = jnp.clip(factor, self.shrink, jnp.where(error <= 1, self.grow, 1.0))
         return h * jnp.where(jnp.isfinite(error), factor, self.shrink)
 
     def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:

@@ -17,7 +17,7 @@ from millipode.covariance import STRUCTURES
 from millipode.fields import Field, Scale, all_finite, dtype, map_leaves, rms
 from millipode.initialise import initialise, probe
 from millipode.saving import Record, SavePlan
-from millipode.solution import RUNNING, Status
+from millipode.solution import RUNNING, Stats, Status
 from millipode.step import Filter, State, attempt, take
 
 
@@ -70,6 +70,8 @@ class Outcome(NamedTuple):
     log_evidence: Array
     status: Array
     valid: Array
+    stats: Stats
+    reached: tuple[Array, Array]
 
 
 def begin(setup: Setup, y0: Field) -> Carry:
@@ -186,4 +188,6 @@ def finish(setup: Setup, carry: Carry) -> Outcome:
         log_evidence=log_evidence,
         status=jnp.where(finite | ~arrived, status, Status.NON_FINITE).astype(jnp.int32),
         valid=valid,
+        stats=Stats(carry.steps, carry.rejected, carry.f_evals),
+        reached=(state.t, carry.h),
     )

@@ -1,9 +1,9 @@
 """What the user holds after a solve."""
 
 import enum
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -49,7 +49,7 @@ _EXPLANATIONS = {
 }
 
 
-class Stats(eqx.Module):
+class Stats(NamedTuple):
     """Counts of a solve.
 
     Attributes:
@@ -63,7 +63,9 @@ class Stats(eqx.Module):
     f_evals: Array
 
 
-class Solution(eqx.Module):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class Solution:
     """A Gaussian posterior over the solution of an ODE.
 
     A pytree, so it can leave ``jit`` and ``vmap``. All of ``mean``, ``std`` and a dynamic ``diffusion`` have

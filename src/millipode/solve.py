@@ -12,18 +12,19 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode import checks, loop
-from millipode.control import Controller, PIController
+from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
 from millipode.fields import Field, dtype
 from millipode.linearise import VectorField
 from millipode.loop import Carry, Outcome, Setup
 from millipode.progress import ProgressBar
 from millipode.saving import SaveEnd, SavePlan, SaveSteps, SaveTimes
-from millipode.solution import RUNNING, Solution, SolveError, Stats, Status
+from millipode.solution import RUNNING, Solution, SolveError, Status
 from millipode.solvers import EK0, Solver
 from millipode.step import Filter
 
 MAX_STEPS = 100_000
+DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
 
 # save="steps" collects steps in compiled segments with buffers of about this size.
 SEGMENT_BYTES = 2**26
@@ -82,11 +83,18 @@ def solve(
     if not concrete:
         setup = _without_closures(setup, y0)
     arrays, static = split(setup)
-    carry = _begin(static, arrays, y0)
-    if concrete:
-        return _drive(static, arrays, carry, budget, throw, progress)
-    carry = _advance(static, arrays, carry, np.int32(max_steps))
-    return _solution(_finish(static, arrays, carry), carry)
+    if concrete and (progress or isinstance(setup.plan, SaveSteps)):
+        outcome = _in_segments(static, arrays, y0, budget, progress)
+    else:
+        outcome = _at_once(static, arrays, y0)
+    solution = _solution(outcome)
+    if concrete and not solution.success:
+        if isinstance(setup.plan, SaveTimes):
+            dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
+            solution = _solution(_trimmed([outcome], dynamic))
+        if throw:
+            raise SolveError(solution)
+    return solution
 
 
 def prepare(
@@ -106,10 +114,10 @@ def prepare(
     y0 = checks.initial_value(y0)
     kind = dtype(y0)
     t0, t1 = checks.time_span(t_span, kind)
-    solver = EK0() if solver is None else solver
+    solver = DEFAULT_SOLVER if solver is None else solver
     if not isinstance(solver, Solver):
         raise TypeError(f"solver must be a solver such as mp.EK0(order=4), got {solver!r}.")
-    controller = PIController() if controller is None else controller
+    controller = DEFAULT_CONTROLLER if controller is None else controller
     if not isinstance(controller, Controller):
         raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {controller!r}.")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1:
@@ -120,7 +128,8 @@ def prepare(
     linearisation = solver.linearisation(y0)
     checks.memory_for_dense(y0, solver)
     plan, budget = _save_plan(save, y0, t0, t1, solver, controller, max_steps)
-    controller = jax.tree.map(lambda x: checks.as_array(x, kind), controller)
+    if isinstance(controller, FixedStep):
+        controller = FixedStep(checks.as_array(controller.h, kind))
     field = VectorField(f, args, _sign(t0, t1, kind))
     model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
@@ -131,7 +140,7 @@ def _save_plan(
     save: Any, y0: Field, t0: Any, t1: Any, solver: Solver, controller: Controller, max_steps: int
 ) -> tuple[SavePlan, int]:
     if isinstance(save, str) and save == "end":
-        return SaveEnd(), 0
+        return SAVE_END, 0
     if not (isinstance(save, str) and save == "steps"):
         return SaveTimes(checks.save_times(save, t0, t1)), 0
     span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
@@ -192,8 +201,7 @@ def _join(static: tuple, arrays: list[Array]) -> Setup:
     return jax.tree.unflatten(tree, merged)
 
 
-@partial(jax.jit, static_argnums=0)
-def _begin(static: tuple, arrays: list[Array], y0: Field) -> Carry:
+def _start(static: tuple, arrays: list[Array], y0: Field) -> Carry:
     setup = _join(static, arrays)
     field = setup.model.vector_field
     checks.vector_field(field.f, setup.t0, y0, field.args)
@@ -205,8 +213,15 @@ def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carr
     return loop.advance(_join(static, arrays), carry, limit)
 
 
-_advance = jax.jit(_run, static_argnums=0)
-# In place needs a state that nobody else holds, which eager differentiation does.
+@partial(jax.jit, static_argnums=0)
+def _at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
+    """The whole solve as one program."""
+    setup = _join(static, arrays)
+    carry = _run(static, arrays, _start(static, arrays, y0), jnp.int32(setup.max_steps))
+    return loop.finish(setup, carry)
+
+
+_begin = jax.jit(_start, static_argnums=0)
 _advance_in_place = jax.jit(_run, static_argnums=0, donate_argnums=2)
 
 
@@ -221,25 +236,23 @@ def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
     return loop.finish(_join(static, arrays), carry)
 
 
-def _drive(
-    static: tuple, arrays: list[Array], carry: Carry, budget: int, throw: bool, progress: bool
-) -> Solution:
-    """Advance in as many segments as saving and the progress bar ask for."""
+def _in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+    """Advance in as many compiled segments as saving and the progress bar ask for."""
     setup = _join(static, arrays)
-    dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
     keeps_steps = isinstance(setup.plan, SaveSteps)
     pace = Pace(setup) if progress else None
     full_records = []
+    carry = _begin(static, arrays, y0)
     try:
         while True:
             limit = pace.limit(carry) if pace else setup.max_steps
             carry = _advance_in_place(static, arrays, carry, np.int32(limit))
-            if int(carry.status) != RUNNING or int(carry.steps + carry.rejected) >= setup.max_steps:
+            status, attempts = int(carry.status), int(carry.steps) + int(carry.rejected)
+            if status != RUNNING or attempts >= setup.max_steps:
                 break
             if keeps_steps and not setup.plan.has_room(carry.record):
                 full_records.append(carry.record)
-                stored = sum(x.nbytes for x in jax.tree.leaves(full_records))
-                if stored > budget:
+                if sum(x.nbytes for x in jax.tree.leaves(full_records)) > budget:
                     carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
                     break
                 carry = carry._replace(record=_empty_record(static, arrays, carry))
@@ -249,15 +262,10 @@ def _drive(
         if pace:
             pace.close()
     outcome = _finish(static, arrays, carry)
-    if keeps_steps:
-        past = [_finish(static, arrays, carry._replace(record=r)) for r in full_records]
-        outcome = _trimmed([*past, outcome], dynamic)
-    elif int(outcome.status) != Status.SUCCESS:
-        outcome = _trimmed([outcome], dynamic)
-    solution = _solution(outcome, carry)
-    if throw and not solution.success:
-        raise SolveError(solution)
-    return solution
+    if not keeps_steps:
+        return outcome
+    past = [_finish(static, arrays, carry._replace(record=r)) for r in full_records]
+    return _trimmed([*past, outcome], isinstance(setup.model.diffusion, DynamicDiffusion))
 
 
 class Pace:
@@ -304,14 +312,14 @@ def _trimmed(outcomes: list[Outcome], dynamic: bool) -> Outcome:
     )
 
 
-def _solution(outcome: Outcome, carry: Carry) -> Solution:
+def _solution(outcome: Outcome) -> Solution:
     return Solution(
         t=outcome.t,
         mean=outcome.mean,
         std=outcome.std,
         diffusion=outcome.diffusion,
         log_evidence=outcome.log_evidence,
-        stats=Stats(carry.steps, carry.rejected, carry.f_evals),
+        stats=outcome.stats,
         status_code=outcome.status,
-        reached=(carry.state.t, carry.h),
+        reached=outcome.reached,
     )

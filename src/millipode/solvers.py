@@ -18,6 +18,8 @@ from millipode.linearise import (
 )
 from millipode.priors import IWP, Prior
 
+ZEROTH_ORDER, FIRST_ORDER = ZerothOrder(), FirstOrder()
+
 Structure = Literal["kronecker", "blockdiagonal", "dense"]
 Initialise = Literal["taylor", "runge-kutta"]
 
@@ -85,7 +87,7 @@ class EK0(Solver):
 
     def linearisation(self, y: Field) -> Linearisation:
         """None."""
-        return ZerothOrder()
+        return ZEROTH_ORDER
 
 
 class DiagonalEK1(Solver):
@@ -188,7 +190,7 @@ class EK1(Solver):
 
     def linearisation(self, y: Field) -> Linearisation:
         """All of the Jacobian."""
-        return FirstOrder()
+        return FIRST_ORDER
 
 
 def _prior(order: int | None, prior: Prior | None, default: int) -> Prior:
