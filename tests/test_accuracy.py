@@ -41,7 +41,7 @@ def pleiades_reference():
 )
 def test_pleiades(solver, bound, pleiades_reference):
     problem = mp.problems.pleiades()
-    tolerance = 1e-4 if isinstance(solver, mp.EK1) else 1e-7
+    tolerance = 1e-6 if isinstance(solver, mp.EK1) else 1e-7
     sol = mp.solve(
         problem.f,
         problem.y0,
@@ -59,8 +59,8 @@ def test_lorenz96_before_chaos(solver):
     problem = mp.problems.lorenz96(20)
     want = reference(problem, 0.5)
     sol = mp.solve(problem.f, problem.y0, (0.0, 0.5), solver=solver, rtol=1e-6, atol=1e-6, save="end")
-    # y = F is unstable with rate 8, so errors of 1e-6 grow by e⁴ = 55.
-    assert rmse(sol.mean[-1], want) < 5e-5
+    # y = F is unstable with rate 8: relative errors of 1e-6 in y = 8 grow by e⁴ = 55.
+    assert rmse(sol.mean[-1], want) < 4e-4
 
 
 @pytest.mark.parametrize(

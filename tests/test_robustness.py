@@ -99,11 +99,12 @@ def test_bad_parts_are_refused(make, error, message):
     [
         (lambda t, y: y[:1], ValueError, r"f\(t, y\) has shape \(1,\), but y has shape \(2,\)"),
         (lambda t, y: (y, y), TypeError, "f returned the structure.*PyTreeDef"),
+        (lambda t, y: [-y[0], -y[1]], TypeError, r"return one array, for example with jnp\.stack"),
         (lambda t, y: y.astype(jnp.float32), TypeError, "float32, but y has dtype float64"),
         (lambda t, y: y * 1j, TypeError, "complex128, but y has dtype float64"),
         (3.0, TypeError, "f must be callable"),
     ],
-    ids=["shape", "structure", "precision", "complex", "callable"],
+    ids=["shape", "structure", "list", "precision", "complex", "callable"],
 )
 def test_an_f_that_does_not_return_something_like_y_is_refused(f, error, message):
     with pytest.raises(error, match=message):

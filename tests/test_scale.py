@@ -11,11 +11,11 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
-from millipode.solve import _advance_in_place, _begin, prepare, split
+from millipode.solve import _advance_in_place, _at_once, _begin, prepare, split
 
 
 def copies_of_y(problem, solver, save="end", controller=None):
-    """Peak memory of the compiled loop (its state included), and of its start."""
+    """Peak memory of the loop (its state included), and of the whole solve as one program."""
     setup, y0, _ = prepare(
         problem.f, problem.y0, problem.t_span, solver=solver, save=save, controller=controller
     )
@@ -23,19 +23,20 @@ def copies_of_y(problem, solver, save="end", controller=None):
     carry = jax.eval_shape(lambda a, y: _begin(static, a, y), arrays, y0)
     unit = y0.size * y0.dtype.itemsize
     loop = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
-    start = _begin.lower(static, arrays, y0).compile().memory_analysis()
+    whole = _at_once.lower(static, arrays, y0).compile().memory_analysis()
     used = loop.argument_size_in_bytes + loop.output_size_in_bytes - loop.alias_size_in_bytes
     return (
         (used + loop.temp_size_in_bytes) / unit,
-        (start.output_size_in_bytes + start.temp_size_in_bytes) / unit,
+        (whole.argument_size_in_bytes + whole.output_size_in_bytes + whole.temp_size_in_bytes) / unit,
     )
 
 
 @pytest.mark.parametrize(("order", "bound"), [(2, 7), (4, 9)])
 def test_kronecker_loop_holds_its_state_and_three_more(order, bound):
     problem = mp.problems.lorenz96(200_000)
-    loop, start = copies_of_y(problem, mp.EK0(order))
-    assert loop < bound and start < 4 * (order + 1) + 1
+    loop, whole = copies_of_y(problem, mp.EK0(order))
+    # The initialisation by Runge–Kutta inference is the peak of the whole: a few states.
+    assert loop < bound and whole < 4 * (order + 1) + 3
 
 
 def test_constant_vector_diffusion_costs_one_more_field():
@@ -71,7 +72,7 @@ def test_nothing_is_gathered_or_densified():
 
 
 TEN_MILLION = """
-import resource
+import re
 import jax
 jax.config.update("jax_enable_x64", True)
 import millipode as mp
@@ -79,7 +80,8 @@ problem = mp.problems.lorenz96(10**7)
 sol = mp.solve(problem.f, problem.y0, (0.0, 0.02), solver=mp.EK0(order=2), save="end",
                controller=mp.FixedStep(1e-3))
 assert int(sol.stats.steps) == 20 and sol.mean.dtype == "float64"
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# VmHWM, because ru_maxrss remembers the process that started this one.
+print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 """
 
 
@@ -91,5 +93,4 @@ def test_ten_million_unknowns_in_two_and_a_half_gigabytes():
         text=True,
         env=os.environ,
     )
-    kilobytes = int(run.stdout.split()[-1]) / (1024 if sys.platform == "darwin" else 1)
-    assert kilobytes < 2.5e6
+    assert int(run.stdout.split()[-1]) < 2.5e6  # kilobytes

@@ -53,9 +53,14 @@ def initial_value(y0: PyTree) -> Field:
     floating = {kind for kind in kinds if kind.kind == "f"}
     target = jax.dtypes.canonicalize_dtype(np.result_type(*(floating or [jnp.result_type(float)])))
     y0 = jax.tree.map(lambda leaf: as_array(leaf, target), y0)
-    if is_concrete(y0) and not all(np.isfinite(x).all() for x in jax.tree.leaves(y0)):
+    if is_concrete(y0) and not all(_all_finite(x) for x in jax.tree.leaves(y0)):
         raise ValueError("y0 has infinite or NaN entries; the solver needs a finite initial value.")
     return y0
+
+
+def _all_finite(x: Any) -> bool:
+    # Large arrays stay where they are; for small ones, NumPy has the shorter way.
+    return bool((jnp if x.size > 100_000 else np).isfinite(x).all())
 
 
 def _check_numeric(leaf: Any, name: str) -> None:
@@ -152,6 +157,8 @@ def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f
         hint = ""
         if isinstance(y0, list | tuple):
             hint = " (a list or tuple is a pytree of separate unknowns; for a vector, pass an array)"
+        elif isinstance(out, list | tuple):
+            hint = ": return one array, for example with jnp.stack([...])"
         raise TypeError(
             f"{name} returned the structure {jax.tree.structure(out)}, but y has "
             f"{jax.tree.structure(y0)}; they must be the same{hint}."
