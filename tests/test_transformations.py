@@ -146,8 +146,14 @@ def test_making_the_same_problem_twice_compiles_once():
     monitor(lambda event, *_, **__: traces.append(event) if "jaxpr_trace" in event else None)
     for _ in range(2):
         traces.clear()
-        problem = mp.problems.fitzhugh_nagumo(4)
-        mp.solve(problem.f, problem.y0, (0.0, 0.01), save="end")
+        for problem in (
+            mp.problems.fitzhugh_nagumo(4),
+            mp.problems.lorenz96(5),
+            mp.problems.van_der_pol(2.0),
+            mp.problems.pleiades(),
+        ):
+            solver = mp.DiagonalEK1(1, jacobian_diagonal=problem.jacobian_diagonal)
+            mp.solve(problem.f, problem.y0, (0.0, 0.01), solver=solver, save="end")
     assert not traces
 
 
@@ -165,3 +171,25 @@ def test_under_jit_a_failure_is_a_status_not_an_exception():
     assert np.isnan(batch.mean[0, 1]).all()
     with pytest.raises(ValueError, match="progress=True needs concrete values"):
         jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0), progress=True))(jnp.ones(1))
+
+
+def test_integers_and_flags_in_args_may_steer_f():
+    def f(t, y, args):
+        rate, power, negative = args
+        for _ in range(power):
+            rate = rate * rate
+        return -rate * y if negative else rate * y
+
+    sol = mp.solve(f, jnp.ones(1), (0.0, 1.0), args=(2.0, 1, True), rtol=1e-6, save="end")
+    np.testing.assert_allclose(sol.mean[-1], np.exp(-4), rtol=1e-3)
+
+
+def test_what_cannot_be_hashed_is_named():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, t, y):
+            return -y
+
+    with pytest.raises(TypeError, match=r"must be hashable.*frozen dataclass"):
+        mp.solve(Unhashable(), jnp.ones(1), (0.0, 1.0))

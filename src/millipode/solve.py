@@ -58,7 +58,7 @@ def solve(
         y0: an array or a pytree of arrays, float32 or float64. Integers become floats.
         t_span: ``(t0, t1)``; t1 < t0 integrates backwards.
         solver: ``mp.EK0(...)`` (the default), ``mp.DiagonalEK1(...)`` or ``mp.EK1(...)``.
-        args: passed on to f; an array or a pytree, differentiable.
+        args: passed on to f; an array or a pytree. Arrays and floats are traced, all else is constant.
         rtol: relative tolerance, a scalar or like y.
         atol: absolute tolerance, a scalar or like y.
         save: ``"steps"``, ``"end"``, or times, monotone in the direction of integration. Times do not
@@ -122,7 +122,8 @@ def prepare(
         raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {controller!r}.")
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1:
         raise ValueError(f"max_steps must be a positive integer, got {max_steps!r}.")
-    args = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, float | int) else x, args)
+    # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
+    args = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, float) else x, args)
     rtol, atol = checks.tolerances(rtol, atol, y0)
     dt0 = checks.first_step(dt0, controller, kind)
     linearisation = solver.linearisation(y0)
@@ -191,7 +192,15 @@ def split(setup: Setup) -> tuple[list[Array], tuple]:
     is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
     arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
     constants = tuple(None if a else leaf for leaf, a in zip(leaves, is_array, strict=True))
-    return arrays, (tree, constants, tuple(is_array))
+    static = (tree, constants, tuple(is_array))
+    try:
+        hash(static)
+    except TypeError as error:
+        raise TypeError(
+            "f, jacobian_diagonal and all of args but its arrays must be hashable, so that compiled code "
+            f"can be found again ({error}). Use a function, a frozen dataclass or an equinox.Module."
+        ) from error
+    return arrays, static
 
 
 def _join(static: tuple, arrays: list[Array]) -> Setup:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from millipode.grids import Grid
 from millipode.linearise import Stencil
-from millipode.problems.problem import Problem
+from millipode.problems.problem import JacobianDiagonal, Problem
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,4 @@ def fitzhugh_nagumo(
     grid = Grid((n, n), (1.0, 1.0), "neumann")
     f = FitzHughNagumo(a, b, k, tau, grid)
     y0 = jnp.asarray(np.random.default_rng(seed).uniform(size=(2, n, n)), jnp.result_type(float))
-    return Problem(f, y0, (0.0, 20.0), f.jacobian_diagonal, Stencil(axes=(-2, -1)), grid)
+    return Problem(f, y0, (0.0, 20.0), JacobianDiagonal(f), Stencil(axes=(-2, -1)), grid)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from millipode.linearise import Stencil
-from millipode.problems.problem import Problem
+from millipode.problems.problem import JacobianDiagonal, Problem
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ def lorenz96(d: int, forcing: float = 8.0) -> Problem:
         raise ValueError(f"lorenz96: d must be at least 4, got {d}.")
     f = Lorenz96(forcing)
     y0 = jnp.full(d, float(forcing)).at[0].add(0.01)
-    return Problem(f, y0, (0.0, 30.0), f.jacobian_diagonal, Stencil(axes=(-1,), radius=2, periodic=True))
+    return Problem(f, y0, (0.0, 30.0), JacobianDiagonal(f), Stencil(axes=(-1,), radius=2, periodic=True))

@@ -1,9 +1,10 @@
 """What every problem offers."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from millipode.grids import Grid
 from millipode.linearise import Stencil
@@ -30,3 +31,14 @@ class Problem(NamedTuple):
     jacobian_diagonal: Callable | None = None
     stencil: Stencil | None = None
     grid: Grid | None = None
+
+
+@dataclass(frozen=True)
+class JacobianDiagonal:
+    """``f.jacobian_diagonal`` that compares by f's parameters, which a bound method does not."""
+
+    f: Any
+
+    def __call__(self, t: Array, y: PyTree) -> PyTree:
+        """The diagonal of ∂f/∂y."""
+        return self.f.jacobian_diagonal(t, y)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from millipode.problems.problem import Problem
+from millipode.problems.problem import JacobianDiagonal, Problem
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ def van_der_pol(mu: float = 1.0) -> Problem:
     if not mu > 0:
         raise ValueError(f"van_der_pol: mu must be positive, got {mu}.")
     f = VanDerPol(mu)
-    return Problem(f, jnp.array([2.0, 0.0]), (0.0, 6.3), f.jacobian_diagonal)
+    return Problem(f, jnp.array([2.0, 0.0]), (0.0, 6.3), JacobianDiagonal(f))
