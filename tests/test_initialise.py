@@ -154,3 +154,25 @@ def test_runge_kutta_allocates_a_few_states():
     memory = jax.jit(run).lower(y0).compile().memory_analysis()
     state = (nu + 1) * d * 8
     assert memory.temp_size_in_bytes < 3 * state
+
+
+def test_holes_in_taylor_rules_fall_back():
+    """jet computes y**2.0 as exp(2 log y), which is NaN at 0 although f is smooth."""
+    sol = mp.solve(lambda t, y: 1 - y**2.0, jnp.zeros(2), (0.0, 1.0), rtol=1e-5, save="end")
+    np.testing.assert_allclose(sol.mean[-1], np.tanh(1.0), rtol=1e-4)
+    failed = mp.solve(
+        lambda t, y: 1 - y**2.0,
+        jnp.zeros(2),
+        (0.0, 1.0),
+        solver=mp.EK0(3, initialise="taylor"),
+        throw=False,
+        save="end",
+    )
+    assert failed.status == mp.Status.NON_FINITE
+    np.testing.assert_array_equal(failed.mean[-1], 0)
+
+
+def test_orders_that_rounding_eats_are_refused():
+    solver = mp.EK0(9, initialise="runge-kutta")
+    with pytest.raises(ValueError, match="orders up to 8"):
+        mp.solve(oscillator, jnp.array([1.0, 0.0]), (0.0, 1.0), solver=solver)

@@ -47,6 +47,12 @@ def test_single_precision_under_x64_stays_single():
             assert leaf.dtype == jnp.float32
 
 
+def test_a_python_float_in_args_does_not_promote():
+    y0 = jnp.ones(2, jnp.float32)
+    sol = mp.solve(lambda t, y, rate: -rate * y, y0, (0.0, 0.1), args=2.0, save="end")
+    assert sol.mean.dtype == jnp.float32
+
+
 def test_double_precision_input_without_x64_warns(single_precision):
     with pytest.warns(UserWarning, match="float64, but JAX computes in float32.*jax_enable_x64"):
         sol = mp.solve(lotka_volterra, np.array([1.5, 1.0]), (0.0, 1.0))

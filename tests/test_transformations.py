@@ -1,5 +1,8 @@
 """jit, vmap, and derivatives in both modes; one trace per problem."""
 
+from collections.abc import Callable
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -182,6 +185,45 @@ def test_integers_and_flags_in_args_may_steer_f():
 
     sol = mp.solve(f, jnp.ones(1), (0.0, 1.0), args=(2.0, 1, True), rtol=1e-6, save="end")
     np.testing.assert_allclose(sol.mean[-1], np.exp(-4), rtol=1e-3)
+
+
+class Network(eqx.Module):
+    activation: Callable
+    weight: jax.Array
+
+    def __call__(self, t, y):
+        return -self.activation(self.weight * y)
+
+
+def test_modules_and_functions_in_args_work_under_transformations():
+    network = Network(jnp.tanh, jnp.array(2.0))
+
+    def by_module(weight):
+        f = Network(jnp.tanh, weight)
+        return mp.solve(f, jnp.ones(2), (0.0, 0.1), solver=mp.EK0(2), save="end").mean[-1, 0]
+
+    def by_args(weight):
+        f = lambda t, y, args: -args[0](args[1] * y)
+        return mp.solve(
+            f, jnp.ones(2), (0.0, 0.1), args=(jnp.tanh, weight), solver=mp.EK0(2), save="end"
+        ).mean[-1, 0]
+
+    plain = mp.solve(network, jnp.ones(2), (0.0, 0.1), solver=mp.EK0(2), save="end").mean[-1, 0]
+    for f in (by_module, by_args):
+        value, slope = jax.jit(jax.value_and_grad(f))(2.0)
+        np.testing.assert_allclose(value, plain, rtol=1e-12)
+        np.testing.assert_allclose(slope, (f(2.0 + 1e-5) - f(2.0 - 1e-5)) / 2e-5, rtol=1e-4)
+
+
+def test_traced_save_times_outside_the_span_are_not_made_up():
+    @jax.jit
+    def solve(times):
+        return mp.solve(lambda t, y: -y, jnp.ones(1), (0.0, 1.0), solver=mp.EK0(2), save=times)
+
+    inside = solve(jnp.array([0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(inside.mean[:, 0], np.exp([0.0, -0.5, -1.0]), rtol=1e-2)
+    assert np.isnan(solve(jnp.array([0.0, 0.5, 1.5])).mean[2, 0])
+    assert np.isnan(solve(jnp.array([-0.5, 0.5, 1.0])).mean[0, 0])
 
 
 def test_what_cannot_be_hashed_is_named():

@@ -208,10 +208,16 @@ def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
         return None
     if isinstance(controller, FixedStep):
         raise ValueError("dt0 has no meaning with mp.FixedStep, which already says every step.")
-    dt0 = as_array(dt0, kind)
-    if is_concrete(dt0) and not (np.ndim(dt0) == 0 and np.isfinite(dt0) and dt0 > 0):
-        raise ValueError(f"dt0 must be a positive scalar (in either direction of time), got {dt0}.")
-    return dt0
+    return positive_scalar(dt0, "dt0", kind)
+
+
+def positive_scalar(x: Any, name: str, kind: Any) -> Array:
+    """A step size, positive in either direction of time."""
+    _check_numeric(x, name)
+    x = as_array(x, kind)
+    if np.ndim(x) != 0 or (is_concrete(x) and not 0 < x < np.inf):
+        raise ValueError(f"{name} must be a positive, finite scalar (in either direction of time), got {x}.")
+    return x
 
 
 def memory_for_steps(

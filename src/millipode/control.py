@@ -5,7 +5,6 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from millipode.fields import Field, Scale, map_leaves, rms
@@ -113,7 +112,7 @@ class FixedStep(Controller):
     h: Array | float
 
     def __check_init__(self) -> None:
-        if isinstance(self.h, int | float | np.number) and not (self.h > 0 and np.isfinite(self.h)):
+        if isinstance(self.h, int | float) and not 0 < self.h < float("inf"):
             raise ValueError(f"FixedStep: h must be positive and finite, got {self.h}.")
 
     def accepts(self, error: Array) -> Array:

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from millipode import exact
 from millipode.exact import Matrix
-from millipode.fields import Field, dtype, rms, size
+from millipode.fields import Field, all_finite, dtype, rms, size
 from millipode.linearise import VectorField
 
 # Up to this many unknowns, Taylor mode is the default.
@@ -37,7 +37,7 @@ class Initial(NamedTuple):
     mean: tuple[Field, ...]
     root: Float[Array, "k n"]
     residual: Field
-    f_evals: int
+    f_evals: Array
 
 
 class Probe(NamedTuple):
@@ -77,18 +77,28 @@ def initialise(
 ) -> Initial:
     """Infer the initial state; ``method`` None chooses by size, order and what f is made of."""
     limit = runge_kutta_limit(y0)
-    if method == "taylor" or (method is None and (size(y0) <= TAYLOR_LIMIT or order > limit)):
-        try:
-            return taylor(field, t0, y0, p.f0, order)
-        except Exception as error:
-            # jet has no rule for some primitives, and fails in as many ways as there are.
-            if method == "taylor" or order > limit:
-                raise NotImplementedError(
-                    "Taylor-mode differentiation does not know an operation in f "
-                    f"({type(error).__name__}: {error}). Use initialise='runge-kutta', which takes "
-                    f"orders up to {limit} in this precision."
-                ) from error
-    return runge_kutta(field, t0, y0, p, order, span)
+    if method == "runge-kutta" and order > limit:
+        raise ValueError(
+            f"initialise='runge-kutta' takes orders up to {limit} in this precision: beyond, rounding leaves "
+            f"nothing of the {order}th derivative. Use initialise='taylor' or a lower order."
+        )
+    if method == "runge-kutta" or (method is None and size(y0) > TAYLOR_LIMIT and order <= limit):
+        return runge_kutta(field, t0, y0, p, order, span)
+    try:
+        exact = taylor(field, t0, y0, p.f0, order)
+    except Exception as error:
+        # jet has no rule for some primitives, and fails in as many ways as there are.
+        if method == "taylor" or order > limit:
+            raise NotImplementedError(
+                "Taylor-mode differentiation does not know an operation in f "
+                f"({type(error).__name__}: {error}). Use initialise='runge-kutta', which takes "
+                f"orders up to {limit} in this precision."
+            ) from error
+        return runge_kutta(field, t0, y0, p, order, span)
+    if method == "taylor" or order > limit:
+        return exact
+    # Some of jet's rules have holes in their domain: y**2.0 is exp(2 log y) to it, NaN at y = 0.
+    return lax.cond(all_finite(exact.mean), lambda: exact, lambda: runge_kutta(field, t0, y0, p, order, span))
 
 
 def runge_kutta_limit(y0: Field) -> int:
@@ -112,7 +122,7 @@ def taylor(field: VectorField, t0: Array, y0: Field, f0: Field, order: int) -> I
         derivatives.append([terms[k - 1] for terms in out])
     mean = (y0, *(jax.tree.unflatten(tree, d) for d in derivatives))
     root = jnp.zeros((order, order + 1), dtype(y0))
-    return Initial(mean, root, jax.tree.map(jnp.zeros_like, y0), order - 1)
+    return Initial(mean, root, jax.tree.map(jnp.zeros_like, y0), jnp.int32(order - 1))
 
 
 def runge_kutta(field: VectorField, t0: Array, y0: Field, p: Probe, order: int, span: Array) -> Initial:
@@ -149,7 +159,7 @@ def runge_kutta(field: VectorField, t0: Array, y0: Field, p: Probe, order: int, 
     higher = tuple(project(weights[q - 2], 1.0 - q) for q in range(2, nu + 1))
     misfit = jax.tree.map(jnp.abs, project(residual, 0.5 - nu))
     scaled = jnp.asarray(root, dtype(y0)) * delta ** (nu + 0.5 - powers)
-    return Initial((y0, p.f0, *higher), scaled, misfit, nu * nu)
+    return Initial((y0, p.f0, *higher), scaled, misfit, jnp.int32(nu * nu))
 
 
 @cache

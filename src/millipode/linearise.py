@@ -95,6 +95,10 @@ def _jacobian(field: VectorField, t: Array, y: Field) -> Float[Array, "d d"]:
     return jax.jacfwd(lambda x: ravel_pytree(field(t, unravel(x)))[0])(flat)
 
 
+def _as_tuple(axes: Any) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
 class Stencil(eqx.Module):
     """A declaration: on these axes, f couples an unknown only to near neighbours.
 
@@ -113,10 +117,12 @@ class Stencil(eqx.Module):
     4
     """
 
-    axes: tuple[int, ...] = eqx.field(static=True, default=(-1,))
+    axes: tuple[int, ...] = eqx.field(static=True, default=(-1,), converter=_as_tuple)
     radius: int = eqx.field(static=True, default=1)
     shape: Literal["star", "box"] = eqx.field(static=True, default="star")
-    periodic: bool | tuple[bool, ...] = eqx.field(static=True, default=False)
+    periodic: bool | tuple[bool, ...] = eqx.field(
+        static=True, default=False, converter=lambda p: p if isinstance(p, bool) else tuple(p)
+    )
 
     def __check_init__(self) -> None:
         if not self.axes or any(a >= 0 for a in self.axes) or len(set(self.axes)) < len(self.axes):

@@ -89,7 +89,7 @@ def begin(setup: Setup, y0: Field) -> Carry:
     mean = jax.tree.map(jnp.copy, initial.mean)
     state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(y0), zero, zero, zero)
     h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
-    status = jnp.where(all_finite(p.f0), RUNNING, Status.NON_FINITE)
+    status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
     status = jnp.where(span == 0, Status.SUCCESS, status).astype(jnp.int32)
     count = jnp.zeros((), jnp.int32)
     return Carry(

@@ -152,7 +152,9 @@ class SaveTimes(SavePlan):
 
         def save(r: Record) -> Record:
             t = ahead(r.filled)
-            marginal = predict(model, state, sign * (t - state.t), a.filter_scale)
+            h = sign * (t - state.t)
+            h = jnp.where(h >= 0, h, jnp.nan)  # traced times cannot be checked beforehand
+            marginal = predict(model, state, h, a.filter_scale)
             entry = Entry(t, marginal, _dynamic(model, a.local_scale))
             return Record(_put(r.buffers, entry, r.filled), r.filled + 1)
 
@@ -170,7 +172,11 @@ class SaveTimes(SavePlan):
         """The buffers, with the last state for a time at t₁ itself."""
         size = self.times.shape[0]
         start = jnp.where(arrived, record.filled, size)
-        entries = _fill(record.buffers, _entry(model, state), start)
+        last = _entry(model, state)
+        # Times beyond t₁, which only traced ones can be, are never reached.
+        beyond = jnp.any(model.vector_field.sign * (self.times - state.t) > 0)
+        last = jax.tree.map(lambda x: jnp.where(beyond, jnp.nan, x), last)
+        entries = _fill(record.buffers, last, start)
         return entries._replace(t=self.times), jnp.where(arrived, size, record.filled)
 
 

@@ -15,7 +15,7 @@ from millipode import checks, loop
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
 from millipode.fields import Field, dtype
-from millipode.linearise import VectorField
+from millipode.linearise import DiagonalFirstOrder, VectorField
 from millipode.loop import Carry, Outcome, Setup
 from millipode.progress import ProgressBar
 from millipode.saving import SaveEnd, SavePlan, SaveSteps, SaveTimes
@@ -123,14 +123,14 @@ def prepare(
     if isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1:
         raise ValueError(f"max_steps must be a positive integer, got {max_steps!r}.")
     # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
-    args = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, float) else x, args)
+    args = jax.tree.map(lambda x: np.asarray(x, kind) if type(x) is float else x, args)
     rtol, atol = checks.tolerances(rtol, atol, y0)
     dt0 = checks.first_step(dt0, controller, kind)
+    if isinstance(controller, FixedStep):
+        controller = FixedStep(checks.positive_scalar(controller.h, "FixedStep: h", kind))
     linearisation = solver.linearisation(y0)
     checks.memory_for_dense(y0, solver)
     plan, budget = _save_plan(save, y0, t0, t1, solver, controller, max_steps)
-    if isinstance(controller, FixedStep):
-        controller = FixedStep(checks.as_array(controller.h, kind))
     field = VectorField(f, args, _sign(t0, t1, kind))
     model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
@@ -173,17 +173,22 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
 
     The loop has its own derivative rules, which see inputs but not closures.
     """
-    field = setup.model.vector_field
+    model, field = setup.model, setup.model.vector_field
+    checks.vector_field(field.f, setup.t0, y0, field.args)
     inputs = (setup.t0, y0) if field.args is None else (setup.t0, y0, field.args)
 
-    def explicit(leaf: Any) -> Any:
-        if not callable(leaf) or eqx.is_array(leaf):
-            return leaf
-        converted = eqx.filter_closure_convert(leaf, *inputs)
-        return leaf if checks.is_concrete(converted) else converted
+    def explicit(function: Any) -> Any:
+        # A function is a leaf; a module has its arrays in the open, and a stencil has none.
+        if not callable(function) or jax.tree.leaves(function) != [function]:
+            return function
+        converted = eqx.filter_closure_convert(function, *inputs)
+        return function if checks.is_concrete(converted) else converted
 
-    checks.vector_field(field.f, *inputs[:2], field.args)
-    return jax.tree.map(explicit, setup)
+    linearisation = model.linearisation
+    if isinstance(linearisation, DiagonalFirstOrder):
+        linearisation = DiagonalFirstOrder(explicit(linearisation.diagonal))
+    field = field._replace(f=explicit(field.f))
+    return setup._replace(model=model._replace(vector_field=field, linearisation=linearisation))
 
 
 def split(setup: Setup) -> tuple[list[Array], tuple]:
