@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
-from millipode.solve import _advance_in_place, _begin, prepare, split
+from millipode.driver import advance_in_place, begin, split
+from millipode.solve import prepare
 
 _RNG = np.random.default_rng(7)
 D = 3
@@ -23,8 +24,8 @@ def final_carry(*args, **kwargs):
     """The loop's last carry, with the covariance in it uncalibrated, and its setup."""
     setup, y0, _ = prepare(*args, **kwargs)
     arrays, static = split(setup)
-    carry = _begin(static, arrays, y0)
-    return setup, _advance_in_place(static, arrays, carry, np.int32(setup.max_steps))
+    carry = begin(static, arrays, y0)
+    return setup, advance_in_place(static, arrays, carry, np.int32(setup.max_steps))
 
 
 def rmse(a, b):

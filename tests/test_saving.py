@@ -28,7 +28,7 @@ IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-
 @pytest.mark.parametrize("solver", SOLVERS, ids=IDS)
 @pytest.mark.parametrize("t_span", [(0.0, 4.0), (4.0, 0.0)], ids=["forwards", "backwards"])
 def test_end_steps_and_times_tell_the_same_story(solver, t_span):
-    steps = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver)
+    steps = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, smooth=False)
     end = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save="end")
     t = np.asarray(steps.t)
     assert t[0] == t_span[0] and t[-1] == t_span[1] and end.t.tolist() == [t_span[1]]
@@ -46,8 +46,11 @@ def test_end_steps_and_times_tell_the_same_story(solver, t_span):
 
     between = np.sort(np.concatenate([t[::4], 0.3 * t[1:-1:5] + 0.7 * t[2::5][: t[1:-1:5].size]]))
     between = between if t_span[1] > t_span[0] else between[::-1]
-    times = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between)
+    times = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between, smooth=False)
     assert int(times.stats.steps) == int(steps.stats.steps)
+    dense = steps(between)
+    np.testing.assert_allclose(dense.mean, times.mean, rtol=1e-12)
+    np.testing.assert_allclose(dense.std, times.std, rtol=1e-10)
     on_grid = np.isin(between, t)
     index = np.searchsorted(t, between) if t[1] > t[0] else t.size - 1 - np.searchsorted(t[::-1], between)
     np.testing.assert_allclose(times.mean[on_grid], steps.mean[index[on_grid]], rtol=1e-12)
@@ -57,7 +60,7 @@ def test_end_steps_and_times_tell_the_same_story(solver, t_span):
         assert times.diffusion.shape[0] == between.size
 
     # Fewer save times change nothing at those that stay.
-    fewer = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between[::2])
+    fewer = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save=between[::2], smooth=False)
     np.testing.assert_array_equal(fewer.mean, times.mean[::2])
     np.testing.assert_array_equal(fewer.std, times.std[::2])
 
@@ -70,7 +73,9 @@ def test_between_steps_the_model_predicts(solver):
 
     h, t = 0.25, 0.6
     controller = mp.FixedStep(h)
-    sol = mp.solve(lotka_volterra, LOTKA, (0.0, 1.0), solver=solver, controller=controller, save=[t])
+    sol = mp.solve(
+        lotka_volterra, LOTKA, (0.0, 1.0), solver=solver, controller=controller, save=[t], smooth=False
+    )
     _, carry = final_carry(
         lotka_volterra, LOTKA, (0.0, 0.5), solver=solver, controller=controller, save="end"
     )
@@ -115,9 +120,12 @@ def test_under_jit_steps_are_padded_with_the_last_one():
     np.testing.assert_array_equal(padded.std[n:], jnp.broadcast_to(padded.std[n], (201 - n, 2)))
 
 
-def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy():
+def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy(monkeypatch):
     y0 = np.broadcast_to(np.float64(1.0), (4_000_000,))
-    with pytest.raises(ValueError, match=r"(?s)0\.064 GB per step.*1000 steps.*64 GB.*save='end'.*times"):
+    with pytest.raises(ValueError, match=r"(?s)0\.16 GB per step.*1000 steps.*160 GB.*save=times.*save='end'"):
+        mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
+    monkeypatch.setattr(checks, "available_memory", lambda: 100 * 10**9)
+    with pytest.raises(ValueError, match=r"(?s)160 GB.*smooth='recompute' \(32 GB, and a second pass\)"):
         mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
     with pytest.raises(ValueError, match="100000 steps"):
         jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0)))(jnp.ones(20_000))
@@ -127,7 +135,7 @@ def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
     import sys
 
     monkeypatch.setattr(sys.modules["millipode.solve"], "SEGMENT_STEPS", 8)
-    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 2 * 2 * 8 * 20)
+    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 5 * 2 * 8 * 20)
     monkeypatch.setattr(checks, "TYPICAL_STEPS", 10)
     with pytest.raises(mp.SolveError, match="save=times") as caught:
         mp.solve(lotka_volterra, LOTKA, (0.0, 4.0))

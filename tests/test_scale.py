@@ -11,19 +11,26 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
-from millipode.solve import _advance_in_place, _at_once, _begin, prepare, split
+from millipode.driver import advance_in_place, at_once, begin, split
+from millipode.solve import prepare
 
 
-def copies_of_y(problem, solver, save="end", controller=None):
+def copies_of_y(problem, solver, save="end", controller=None, smooth=True):
     """Peak memory of the loop (its state included), and of the whole solve as one program."""
     setup, y0, _ = prepare(
-        problem.f, problem.y0, problem.t_span, solver=solver, save=save, controller=controller
+        problem.f,
+        problem.y0,
+        problem.t_span,
+        solver=solver,
+        save=save,
+        smooth=smooth,
+        controller=controller,
     )
     arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: _begin(static, a, y), arrays, y0)
+    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
     unit = y0.size * y0.dtype.itemsize
-    loop = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
-    whole = _at_once.lower(static, arrays, y0).compile().memory_analysis()
+    loop = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
+    whole = at_once.lower(static, arrays, y0).compile().memory_analysis()
     used = loop.argument_size_in_bytes + loop.output_size_in_bytes - loop.alias_size_in_bytes
     return (
         (used + loop.temp_size_in_bytes) / unit,
@@ -47,8 +54,23 @@ def test_constant_vector_diffusion_costs_one_more_field():
 
 def test_save_times_cost_what_they_save():
     problem = mp.problems.lorenz96(200_000)
-    loop, _ = copies_of_y(problem, mp.EK0(2), save=jnp.linspace(0.0, 30.0, 10))
+    loop, _ = copies_of_y(problem, mp.EK0(2), save=jnp.linspace(0.0, 30.0, 10), smooth=False)
     assert loop < 7 + 10  # ten means; standard deviations are one number each
+
+
+def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
+    """Nothing per step: what is saved, the state, the anchor, and room to work. To the last byte of scalars."""
+    problem = mp.problems.lorenz96(10**6)
+    times = jnp.linspace(3.0, 30.0, 10)
+    loop, whole = copies_of_y(problem, mp.EK0(3), save=times)
+    assert loop < 10 * 4 + 15
+
+    def program(y0):
+        return mp.solve(problem.f, y0, problem.t_span, solver=mp.EK0(3), save=times)
+
+    used = jax.jit(program).lower(problem.y0).compile().memory_analysis()
+    total = used.argument_size_in_bytes + used.output_size_in_bytes + used.temp_size_in_bytes
+    assert total / problem.y0.nbytes < 10 * 4 + 16.01
 
 
 def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
@@ -66,8 +88,8 @@ def test_nothing_is_gathered_or_densified():
     problem = mp.problems.lorenz96(4096)
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
     arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: _begin(static, a, y), arrays, y0)
-    text = _advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
+    text = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
     assert "gather(" not in text and "4096,4096" not in text
 
 

@@ -5,7 +5,7 @@ from millipode.control import FixedStep, PIController
 from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
 from millipode.linearise import Stencil
 from millipode.priors import IWP
-from millipode.solution import Solution, SolveError, Stats, Status
+from millipode.solution import Marginal, Solution, SolveError, Stats, Status
 from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1
 
@@ -19,6 +19,7 @@ __all__ = [
     "DiagonalEK1",
     "DynamicDiffusion",
     "FixedStep",
+    "Marginal",
     "PIController",
     "Solution",
     "SolveError",

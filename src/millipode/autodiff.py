@@ -31,6 +31,40 @@ def while_loop(
     return eqxi.while_loop(cond, body, init, max_steps=max_steps, buffers=buffers, kind="checkpointed")
 
 
+def backwards(
+    body: Callable[[Any, Any, Any], tuple[Any, Any]],
+    carry: Any,
+    read: Callable[[Array], Any],
+    results: Any,
+    count: Array,
+    *,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    """For i = count−1 … 0: ``carry, results[i] = body(carry, read(i), results[i])``.
+
+    With ``reverse``, in a form that reverse mode understands; it then visits all of ``results``.
+    """
+    if not reverse:
+
+        def visit(k: Array, state: tuple) -> tuple:
+            carry, results = state
+            i = count - 1 - k
+            carry, result = body(carry, read(i), jax.tree.map(lambda x: x[i], results))
+            # Not x.at[i].set, which would read what it is about to overwrite.
+            return carry, jax.tree.map(
+                lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), results, result
+            )
+
+        return lax.fori_loop(0, count, visit, (carry, results))
+
+    def scanned(carry: Any, inputs: tuple) -> tuple[Any, Any]:
+        i, x, result = inputs
+        return lax.cond(i < count, lambda: body(carry, x, result), lambda: (carry, result))
+
+    index = jnp.arange(jax.tree.leaves(results)[0].shape[0])
+    return lax.scan(scanned, carry, (index, jax.vmap(read)(index), results), reverse=True)
+
+
 def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyTree:
     """``function(inputs, reverse=False)``, differentiable in forward and in reverse mode.
 

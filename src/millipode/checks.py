@@ -202,6 +202,17 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
     return times
 
 
+def smoothing(smooth: Any, save: Any) -> None:
+    """``smooth`` is a flag or "recompute"."""
+    if isinstance(smooth, str) and smooth == "recompute":
+        if not (isinstance(save, str) and save == "steps"):
+            raise ValueError(
+                "smooth='recompute' saves memory with save='steps'; any other save needs little with smooth=True."
+            )
+    elif not isinstance(smooth, bool | np.bool_):
+        raise ValueError(f"smooth must be True, False or 'recompute', got {smooth!r}.")
+
+
 def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
     """The first step as a positive scalar, or None."""
     if dt0 is None:
@@ -221,24 +232,36 @@ def positive_scalar(x: Any, name: str, kind: Any) -> Array:
 
 
 def memory_for_steps(
-    y0: Field, solver: Solver, controller: Controller, span: float, max_steps: int, bounded: bool
+    y0: Field,
+    solver: Solver,
+    smooth: bool | str,
+    controller: Controller,
+    span: float,
+    max_steps: int,
+    bounded: bool,
 ) -> int:
     """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit.
 
     Adaptive steps cannot be counted beforehand, so a typical number is planned for, and the solve stops
     with a status should it run out. Under a transformation (not ``bounded``) buffers have their full length.
     """
-    per_step = bytes_per_entry(y0, solver)
+    per_step = bytes_per_step(y0, solver, smooth)
     steps = min(max_steps, TYPICAL_STEPS) if bounded else max_steps
     if bounded and isinstance(controller, FixedStep):
         steps = min(max_steps, int(np.ceil(span / float(controller.h))))
     budget = available_memory() // 2
     if per_step * steps > budget:
+        less = bytes_per_step(y0, solver, "recompute")
+        cheaper = (
+            f"smooth='recompute' ({_gigabytes(less * steps)}, and a second pass), "
+            if bounded and less * steps <= budget
+            else ""
+        )
         raise ValueError(
             f"save='steps' stores {_gigabytes(per_step)} per step for {size(y0)} unknowns; the "
             f"{steps} steps to be expected need {_gigabytes(per_step * steps)}, and "
-            f"{_gigabytes(budget)} is available for them. Use save='end' or save=times with the times "
-            "that matter, or bound the steps with max_steps."
+            f"{_gigabytes(budget)} is available for them. Use save=times with the times that matter, "
+            f"save='end', {cheaper}or bound the steps with max_steps."
         )
     return budget
 
@@ -257,10 +280,15 @@ def memory_for_dense(y0: Field, solver: Solver) -> None:
         )
 
 
-def bytes_per_entry(y0: Field, solver: Solver) -> int:
-    """Mean and standard deviation, and the diffusion where each step has a field of it."""
-    fields = 2 + (1 if solver.diffusion.vector else 0)
-    return fields * size(y0) * dtype(y0).itemsize
+def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str) -> int:
+    """A state, the smoother's covariance, the standard deviation of y, and γ̂ if it is a field."""
+    d, n = size(y0), solver.order + 1
+    if smooth == "recompute":
+        return (1 + (solver.structure != "kronecker") + solver.diffusion.vector) * d * dtype(y0).itemsize
+    root = {"kronecker": 1, "blockdiagonal": n * (n - 1) * d, "dense": (n * d) ** 2}[solver.structure]
+    smoothed = {"kronecker": 1, "blockdiagonal": n * n * d, "dense": (n * d) ** 2}[solver.structure]
+    fields = n + (solver.structure != "kronecker") + solver.diffusion.vector
+    return (fields * d + root + (smoothed if smooth else 0)) * dtype(y0).itemsize
 
 
 def available_memory() -> int:

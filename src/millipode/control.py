@@ -132,6 +132,34 @@ class FixedStep(Controller):
         return jnp.asarray(self.h, span.dtype)
 
 
+class Replay(Controller):
+    """The steps of an earlier solve, once more.
+
+    Attributes:
+        times: where they end.
+        start: how many steps came before.
+    """
+
+    times: Array
+    start: Array
+
+    def accepts(self, error: Array) -> Array:
+        """All: they were accepted before."""
+        return jnp.isfinite(error)
+
+    def next_step(self, h: Array, error: Array, previous: Array, order: int) -> Array:
+        """0: ``end_of_step`` knows better."""
+        return jnp.zeros_like(h)
+
+    def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
+        """The next of the times."""
+        return self.times[steps - self.start]
+
+    def first_step(self, p: Probe, order: int, span: Array) -> Array:
+        """0."""
+        return jnp.zeros_like(span)
+
+
 def error_norm(h: Array, local: Scale, process_std: Scale, z: Field, scale: Field, vector: bool) -> Array:
     """RMS of E = h γ̂ √(H Σ Hᵀ) in units of the tolerance; with a vector γ̂, E = h |z|."""
     if vector:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.covariance import Innovation
-from millipode.fields import Field, Scale, rms, size, total
+from millipode.fields import Field, Scale, rms, safe_sqrt, size, total
 
 
 class Diffusion(eqx.Module):
@@ -98,7 +98,7 @@ class ConstantDiffusion(Diffusion):
 
     def output_scale(self, diffusion: Scale) -> Scale:
         """γ̂."""
-        return jax.tree.map(jnp.sqrt, diffusion)
+        return jax.tree.map(safe_sqrt, diffusion)
 
     def log_evidence(
         self,

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from math import comb, factorial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.jet import jet
+from jax.extend.core import jaxprs_in_params
 from jaxtyping import Array, Float
 
 from millipode import exact
@@ -95,10 +96,23 @@ def initialise(
                 f"orders up to {limit} in this precision."
             ) from error
         return runge_kutta(field, t0, y0, p, order, span)
-    if method == "taylor" or order > limit:
+    if method == "taylor" or order > limit or not _has_holes(field, t0, y0):
         return exact
-    # Some of jet's rules have holes in their domain: y**2.0 is exp(2 log y) to it, NaN at y = 0.
     return lax.cond(all_finite(exact.mean), lambda: exact, lambda: runge_kutta(field, t0, y0, p, order, span))
+
+
+# Where f may be smooth and jet's rules for it are not: y**2.0 is exp(2 log y) to jet, NaN at y = 0.
+HOLES = {"pow", "sqrt", "rsqrt", "cbrt", "log", "log1p", "asin", "acos", "acosh"}
+
+
+def _has_holes(field: VectorField, t0: Array, y0: Field) -> bool:
+    """Whether Taylor mode may fail at single points of f's domain."""
+
+    def primitives(jaxpr: Any) -> set[str]:
+        inner = [primitives(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
+        return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
+
+    return bool(HOLES & primitives(jax.make_jaxpr(field)(t0, y0).jaxpr))
 
 
 def runge_kutta_limit(y0: Field) -> int:

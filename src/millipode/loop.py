@@ -14,9 +14,10 @@ from jaxtyping import Array
 from millipode.autodiff import both_ways, while_loop
 from millipode.control import Controller, weights
 from millipode.covariance import STRUCTURES
-from millipode.fields import Field, Scale, all_finite, dtype, map_leaves, rms
+from millipode.fields import Field, Scale, all_finite, dtype, rms, safe_sqrt
 from millipode.initialise import initialise, probe
-from millipode.saving import Record, SavePlan
+from millipode.posterior import Posterior
+from millipode.saving import Record, Saved, SavePlan
 from millipode.solution import RUNNING, Stats, Status
 from millipode.step import Filter, State, attempt, take
 
@@ -61,12 +62,11 @@ class Carry(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A finished solve; leading axes are time."""
+    """A finished solve; ``gamma`` is γ̂, time first if dynamic."""
 
     t: Array
-    mean: Field
-    std: Field
-    diffusion: Scale
+    posterior: Posterior
+    gamma: Scale
     log_evidence: Array
     status: Array
     valid: Array
@@ -140,8 +140,8 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     a = attempt(model, state, t, h)
     accept = controller.accepts(a.error)
     record = plan.before_step(model, state, a, accept, c.record, reverse)
-    state = take(model, state, a, accept)
-    record = plan.after_step(model, state, accept, record)
+    taken = take(model, state, a, accept)
+    record = plan.after_step(model, taken, accept, record)
 
     proposal = controller.next_step(h, a.error, c.previous_error, order)
     eps = jnp.finfo(h.dtype).eps
@@ -149,13 +149,13 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     failure = jnp.where(jnp.isfinite(a.error), Status.STEP_TOO_SMALL, Status.NON_FINITE)
     stuck = jnp.where(accept, h <= 0, proposal <= smallest)
     status = jnp.where(stuck, failure, jnp.where(accept & last, Status.SUCCESS, RUNNING))
-    taken = accept.astype(jnp.int32)
+    counted = accept.astype(jnp.int32)
     return Carry(
-        state=state,
+        state=taken.state,
         h=proposal,
         previous_error=jnp.where(accept, jnp.maximum(a.error, 1e-4), c.previous_error),
-        steps=c.steps + taken,
-        rejected=c.rejected + 1 - taken,
+        steps=c.steps + counted,
+        rejected=c.rejected + 1 - counted,
         f_evals=c.f_evals + 1,
         status=status.astype(jnp.int32),
         record=record,
@@ -165,29 +165,38 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
 def finish(setup: Setup, carry: Carry) -> Outcome:
     """Calibrate everything that leaves the solver."""
     model, state = setup.model, carry.state
-    y = state.mean[0]
     arrived = carry.status == Status.SUCCESS
-    entries, valid = setup.plan.entries(model, state, carry.record, arrived)
+    saved = setup.plan.collect(model, state, carry.record, arrived, output_scale(setup, carry))
+    return conclude(setup, carry, saved)
+
+
+def output_scale(setup: Setup, carry: Carry) -> Scale:
+    """What calibrates the filter's covariances after the fact."""
+    diffusion = setup.model.diffusion
+    return diffusion.output_scale(
+        diffusion.calibrated(carry.state.calibration, carry.steps, carry.state.mean[0])
+    )
+
+
+def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
+    """Evidence, status and counts, beside what was saved."""
+    model, state = setup.model, carry.state
+    y = state.mean[0]
     diffusion = model.diffusion.calibrated(state.calibration, carry.steps, y)
-    scale = model.diffusion.output_scale(diffusion)
-
-    def calibrate(std: Scale) -> Field:
-        return map_leaves(lambda leaf, s, g: jnp.broadcast_to(s * g, leaf.shape), y, std, scale)
-
     log_evidence = model.diffusion.log_evidence(
         diffusion, carry.steps, state.quadratic, state.log_det, state.rank, y
     )
     over = (carry.status == RUNNING) & (carry.steps + carry.rejected >= setup.max_steps)
     status = jnp.where(over, Status.MAX_STEPS, carry.status)
+    arrived = carry.status == Status.SUCCESS
     finite = all_finite((y, state.covariance))
     return Outcome(
-        t=entries.t,
-        mean=entries.marginal.mean,
-        std=jax.vmap(calibrate)(entries.marginal.std),
-        diffusion=diffusion if entries.diffusion is None else entries.diffusion,
+        t=saved.t,
+        posterior=saved.posterior,
+        gamma=jax.tree.map(safe_sqrt, diffusion) if saved.gamma is None else saved.gamma,
         log_evidence=log_evidence,
         status=jnp.where(finite | ~arrived, status, Status.NON_FINITE).astype(jnp.int32),
-        valid=valid,
+        valid=saved.valid,
         stats=Stats(carry.steps, carry.rejected, carry.f_evals),
         reached=(state.t, carry.h),
     )

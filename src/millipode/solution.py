@@ -5,8 +5,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
+
+from millipode import queries
+from millipode.fields import Scale, same_structure
+from millipode.posterior import Path, Posterior
 
 RUNNING = -1
 
@@ -43,8 +48,8 @@ _EXPLANATIONS = {
         "undefined: check f at the time and state reported."
     ),
     Status.OUT_OF_MEMORY: (
-        "Saving every step filled the memory that is available for it. Use save='end', or save=times "
-        "with the times that matter."
+        "Saving every step filled the memory that is available for it. Use save=times with the times that "
+        "matter, save='end', or smooth='recompute', which keeps less per step."
     ),
 }
 
@@ -63,6 +68,20 @@ class Stats(NamedTuple):
     f_evals: Array
 
 
+class Marginal(NamedTuple):
+    """Mean and standard deviation at one or many times.
+
+    Attributes:
+        t: the time or times.
+        mean: in the structure of y0, with the axes of ``t`` in front.
+        std: likewise.
+    """
+
+    t: Array
+    mean: PyTree
+    std: PyTree
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)
 class Solution:
@@ -73,24 +92,99 @@ class Solution:
 
     Attributes:
         t: the saved times.
-        mean: the posterior mean of y, in the structure of y0.
-        std: its standard deviation, likewise.
-        diffusion: γ̂², the calibrated diffusion. One value or field for a constant diffusion; for
-            a dynamic one, that of the step in which (or at whose end) each saved time lies.
+        posterior: all that was saved, as ``mean``, ``std`` and the methods read it.
+        gamma: the root of ``diffusion``.
         log_evidence: Σ log N(z_n; 0, S_n), the prediction-error decomposition.
         stats: counts of steps and evaluations.
         status_code: see ``status``.
         reached: the last time that the solver reached, and its last step size.
+
+    >>> import jax, jax.numpy as jnp, millipode as mp
+    >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0))
+    >>> sol(0.5).mean.shape, sol(jnp.linspace(0.0, 1.0, 7)).std.shape, sol.derivative(1).mean.shape[1:]
+    ((2,), (7, 2), (2,))
+    >>> sol.sample(jax.random.key(0), num=3, at=jnp.array([0.1, 0.2])).shape
+    (3, 2, 2)
     """
 
     t: Array
-    mean: PyTree
-    std: PyTree
-    diffusion: PyTree
+    posterior: Posterior
+    gamma: PyTree
     log_evidence: Array
     stats: Stats
     status_code: Array
     reached: tuple[Array, Array]
+
+    @property
+    def mean(self) -> PyTree:
+        """The posterior mean of y, in the structure of y0."""
+        return self.posterior.mean[0]
+
+    @property
+    def std(self) -> PyTree:
+        """The posterior standard deviation of y, in the structure of y0."""
+        return _expand(self.posterior.std, self.mean)
+
+    @property
+    def diffusion(self) -> PyTree:
+        """γ̂², the calibrated diffusion.
+
+        One value or field for a constant diffusion; for a dynamic one, that of the step in which (or
+        at whose end) each saved time lies.
+        """
+        return jax.tree.map(jnp.square, self.gamma)
+
+    def __call__(self, t: ArrayLike, derivative: int = 0) -> Marginal:
+        """The posterior at any time of the span: given all data, or given the past if ``smooth=False``.
+
+        Args:
+            t: a time or an array of times.
+            derivative: q ≤ ν, for the posterior of the q-th derivative of y.
+        """
+        q = queries.derivative(self, derivative)
+        times, shape = queries.times(self, t)
+        if isinstance(self.posterior, Path):
+            moments = queries.evaluate(self.posterior, self.t, times, q)
+        else:
+            moments = queries.look_up(self, times, q)
+        mean, std = jax.tree.map(
+            lambda x: x.reshape(*shape, *x.shape[1:]), (moments.mean, _expand(moments.std, moments.mean))
+        )
+        return Marginal(times.reshape(shape), mean, std)
+
+    def derivative(self, q: int = 1) -> Marginal:
+        """The posterior of the q-th derivative of y, q ≤ ν, at the saved times."""
+        moments = queries.saved_moments(self, queries.derivative(self, q))
+        return Marginal(self.t, moments.mean, _expand(moments.std, moments.mean))
+
+    def sample(
+        self, key: Array, num: int = 1, *, at: ArrayLike | None = None, derivative: int = 0
+    ) -> PyTree[Array]:
+        """Joint samples of the posterior, which needs ``smooth=True``.
+
+        Each is one draw of the whole trajectory: correlated in time as the model says. With a structured
+        covariance, unknowns are independent of each other.
+
+        Args:
+            key: a key of ``jax.random``.
+            num: how many.
+            at: times, in any order; the saved ones by default.
+            derivative: q ≤ ν, for samples of the q-th derivative of y.
+
+        Returns:
+            A pytree like y0, every leaf with two more axes in front: sample and time.
+        """
+        return queries.sample(self, key, num, at, queries.derivative(self, derivative))
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the posterior with matplotlib: bands for a few unknowns, images for fields.
+
+        Options are those of ``millipode.plotting.plot``: ``components``, ``samples``, ``key``, ``times``,
+        ``points``. Returns the figure.
+        """
+        from millipode.plotting import plot
+
+        return plot(self, **options)
 
     @property
     def status(self) -> Any:
@@ -133,6 +227,17 @@ class Solution:
             f"Solution({self.status.name}, d={d}, {len(self.t)} saved times, "
             f"{int(self.stats.steps)} steps, {int(self.stats.rejected)} rejected)"
         )
+
+
+def _expand(std: Scale, mean: PyTree) -> PyTree:
+    """A standard deviation that all unknowns share, or any other, as a field like the mean."""
+
+    def spread(s: Array, m: Array) -> Array:
+        return jnp.broadcast_to(s.reshape(*s.shape, *(1,) * (m.ndim - s.ndim)), m.shape)
+
+    if same_structure(std, mean):
+        return jax.tree.map(spread, std, mean)
+    return jax.tree.map(lambda m: spread(std, m), mean)
 
 
 class SolveError(RuntimeError):

@@ -1,25 +1,23 @@
 """The front door: checks input, picks defaults, drives the compiled loop, builds the Solution."""
 
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, PyTree
+from jaxtyping import ArrayLike, PyTree
 
-from millipode import checks, loop
+from millipode import checks
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
 from millipode.fields import Field, dtype
 from millipode.linearise import DiagonalFirstOrder, VectorField
-from millipode.loop import Carry, Outcome, Setup
-from millipode.progress import ProgressBar
-from millipode.saving import SaveEnd, SavePlan, SaveSteps, SaveTimes
-from millipode.solution import RUNNING, Solution, SolveError, Status
+from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, split, trimmed
+from millipode.loop import Outcome, Setup
+from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes, SmoothTimes
+from millipode.solution import Solution, SolveError
 from millipode.solvers import EK0, Solver
 from millipode.step import Filter
 
@@ -41,6 +39,7 @@ def solve(
     rtol: PyTree[ArrayLike] = 1e-3,
     atol: PyTree[ArrayLike] = 1e-6,
     save: Literal["steps", "end"] | ArrayLike = "steps",
+    smooth: bool | Literal["recompute"] = True,
     dt0: ArrayLike | None = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
@@ -64,6 +63,10 @@ def solve(
         save: ``"steps"``, ``"end"``, or times, monotone in the direction of integration. Times do not
             change the steps taken. Under ``jit``, ``"steps"`` fills arrays of length max_steps + 1
             in which everything after the last step repeats it.
+        smooth: whether means and standard deviations are given all data, or (``False``) only what came
+            before. Dense output works with either, joint samples need ``True``. ``"recompute"`` is for
+            ``save="steps"`` in little memory: it keeps only y at every step and √N states on the way,
+            for the price of a second pass.
         dt0: the first step; automatic by default.
         controller: ``mp.PIController(...)`` (the default) or ``mp.FixedStep(h)``.
         max_steps: the bound on attempted steps.
@@ -76,22 +79,28 @@ def solve(
     >>> sol.success, sol.mean.shape, bool(abs(sol.mean[-1, 0] - jnp.exp(-1)) < 1e-2)
     (True, (1, 2), True)
     """
-    setup, y0, budget = prepare(f, y0, t_span, solver, args, rtol, atol, save, dt0, controller, max_steps)
+    setup, y0, budget = prepare(
+        f, y0, t_span, solver, args, rtol, atol, save, smooth, dt0, controller, max_steps
+    )
     concrete = _outside_transformations()
+    dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
     if progress and not concrete:
         raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
+    if not concrete and isinstance(setup.plan, CountSteps):
+        raise ValueError("smooth='recompute' needs concrete values; use smooth=True under jit, vmap or grad.")
     if not concrete:
         setup = _without_closures(setup, y0)
     arrays, static = split(setup)
-    if concrete and (progress or isinstance(setup.plan, SaveSteps)):
-        outcome = _in_segments(static, arrays, y0, budget, progress)
+    if isinstance(setup.plan, CountSteps):
+        outcome = by_recomputation(static, arrays, y0, budget, progress)
+    elif concrete and (progress or isinstance(setup.plan, SaveSteps)):
+        outcome = in_segments(static, arrays, y0, budget, progress)
     else:
-        outcome = _at_once(static, arrays, y0)
+        outcome = at_once(static, arrays, y0)
     solution = _solution(outcome)
     if concrete and not solution.success:
         if isinstance(setup.plan, SaveTimes):
-            dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
-            solution = _solution(_trimmed([outcome], dynamic))
+            solution = _solution(trimmed([outcome], dynamic))
         if throw:
             raise SolveError(solution)
     return solution
@@ -106,6 +115,7 @@ def prepare(
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     save: Any = "steps",
+    smooth: Any = True,
     dt0: Any = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
@@ -130,7 +140,7 @@ def prepare(
         controller = FixedStep(checks.positive_scalar(controller.h, "FixedStep: h", kind))
     linearisation = solver.linearisation(y0)
     checks.memory_for_dense(y0, solver)
-    plan, budget = _save_plan(save, y0, t0, t1, solver, controller, max_steps)
+    plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps)
     field = VectorField(f, args, _sign(t0, t1, kind))
     model = Filter(field, solver.prior, linearisation, solver.diffusion, rtol, atol)
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
@@ -138,18 +148,29 @@ def prepare(
 
 
 def _save_plan(
-    save: Any, y0: Field, t0: Any, t1: Any, solver: Solver, controller: Controller, max_steps: int
+    save: Any,
+    smooth: bool | str,
+    y0: Field,
+    t0: Any,
+    t1: Any,
+    solver: Solver,
+    controller: Controller,
+    max_steps: int,
 ) -> tuple[SavePlan, int]:
+    checks.smoothing(smooth, save)
     if isinstance(save, str) and save == "end":
         return SAVE_END, 0
     if not (isinstance(save, str) and save == "steps"):
-        return SaveTimes(checks.save_times(save, t0, t1)), 0
+        times = checks.save_times(save, t0, t1)
+        return (SmoothTimes(times) if smooth else SaveTimes(times)), 0
     span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
     bounded = _outside_transformations()
-    budget = checks.memory_for_steps(y0, solver, controller, span, max_steps, bounded)
-    fitting = SEGMENT_BYTES // checks.bytes_per_entry(y0, solver)
+    budget = checks.memory_for_steps(y0, solver, smooth, controller, span, max_steps, bounded)
+    if smooth == "recompute":
+        return CountSteps(np.asarray(FIRST_STRIDE, np.int32)), budget
+    fitting = SEGMENT_BYTES // checks.bytes_per_step(y0, solver, smooth)
     segment = int(np.clip(fitting, 8, SEGMENT_STEPS)) if bounded else max_steps
-    return SaveSteps(min(max_steps, segment) + 1), budget
+    return SaveSteps(min(max_steps, segment) + 1, bool(smooth)), budget
 
 
 def _sign(t0: Any, t1: Any, kind: Any) -> Any:
@@ -191,147 +212,11 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
     return setup._replace(model=model._replace(vector_field=field, linearisation=linearisation))
 
 
-def split(setup: Setup) -> tuple[list[Array], tuple]:
-    """Arrays, which are traced, and everything else, which is hashed to find compiled code."""
-    leaves, tree = jax.tree.flatten(setup)
-    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-    arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
-    constants = tuple(None if a else leaf for leaf, a in zip(leaves, is_array, strict=True))
-    static = (tree, constants, tuple(is_array))
-    try:
-        hash(static)
-    except TypeError as error:
-        raise TypeError(
-            "f, jacobian_diagonal and all of args but its arrays must be hashable, so that compiled code "
-            f"can be found again ({error}). Use a function, a frozen dataclass or an equinox.Module."
-        ) from error
-    return arrays, static
-
-
-def _join(static: tuple, arrays: list[Array]) -> Setup:
-    tree, constants, is_array = static
-    moving = iter(arrays)
-    merged = [next(moving) if a else c for c, a in zip(constants, is_array, strict=True)]
-    return jax.tree.unflatten(tree, merged)
-
-
-def _start(static: tuple, arrays: list[Array], y0: Field) -> Carry:
-    setup = _join(static, arrays)
-    field = setup.model.vector_field
-    checks.vector_field(field.f, setup.t0, y0, field.args)
-    checks.jacobian_diagonal(setup.model.linearisation, setup.t0, y0, field.args)
-    return loop.begin(setup, y0)
-
-
-def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
-    return loop.advance(_join(static, arrays), carry, limit)
-
-
-@partial(jax.jit, static_argnums=0)
-def _at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
-    """The whole solve as one program."""
-    setup = _join(static, arrays)
-    carry = _run(static, arrays, _start(static, arrays, y0), jnp.int32(setup.max_steps))
-    return loop.finish(setup, carry)
-
-
-_begin = jax.jit(_start, static_argnums=0)
-_advance_in_place = jax.jit(_run, static_argnums=0, donate_argnums=2)
-
-
-@partial(jax.jit, static_argnums=0)
-def _empty_record(static: tuple, arrays: list[Array], carry: Carry) -> Any:
-    setup = _join(static, arrays)
-    return setup.plan.empty(setup.model, carry.state)
-
-
-@partial(jax.jit, static_argnums=0)
-def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
-    return loop.finish(_join(static, arrays), carry)
-
-
-def _in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
-    """Advance in as many compiled segments as saving and the progress bar ask for."""
-    setup = _join(static, arrays)
-    keeps_steps = isinstance(setup.plan, SaveSteps)
-    pace = Pace(setup) if progress else None
-    full_records = []
-    carry = _begin(static, arrays, y0)
-    try:
-        while True:
-            limit = pace.limit(carry) if pace else setup.max_steps
-            carry = _advance_in_place(static, arrays, carry, np.int32(limit))
-            status, attempts = int(carry.status), int(carry.steps) + int(carry.rejected)
-            if status != RUNNING or attempts >= setup.max_steps:
-                break
-            if keeps_steps and not setup.plan.has_room(carry.record):
-                full_records.append(carry.record)
-                if sum(x.nbytes for x in jax.tree.leaves(full_records)) > budget:
-                    carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
-                    break
-                carry = carry._replace(record=_empty_record(static, arrays, carry))
-        if pace:
-            pace.limit(carry)
-    finally:
-        if pace:
-            pace.close()
-    outcome = _finish(static, arrays, carry)
-    if not keeps_steps:
-        return outcome
-    past = [_finish(static, arrays, carry._replace(record=r)) for r in full_records]
-    return _trimmed([*past, outcome], isinstance(setup.model.diffusion, DynamicDiffusion))
-
-
-class Pace:
-    """How many steps to take between two updates of the progress bar: about a fifth of a second."""
-
-    def __init__(self, setup: Setup):
-        self.bar = ProgressBar(float(setup.t0), float(setup.t1))
-        self.max_steps, self.chunk, self.done = setup.max_steps, 8, 0
-        self.clock = time.perf_counter()
-
-    def limit(self, carry: Carry) -> int:
-        """Draw the bar, and say up to how many attempts to go on."""
-        accepted, rejected = int(carry.steps), int(carry.rejected)
-        now = time.perf_counter()
-        elapsed, attempts = now - self.clock, accepted + rejected
-        rate = (attempts - self.done) / elapsed if elapsed > 0 else 0.0
-        if attempts:
-            self.bar.update(float(carry.state.t), float(carry.h), accepted, rejected, rate)
-            self.chunk = max(1, min(4 * self.chunk, int(0.2 * rate)))
-        self.clock, self.done = now, attempts
-        return min(self.max_steps, attempts + self.chunk)
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self.bar.close()
-
-
-def _trimmed(outcomes: list[Outcome], dynamic: bool) -> Outcome:
-    """Valid entries only; each record but the first starts with the last entry of the one before.
-
-    On the host, because the number of steps differs from solve to solve and nothing should compile.
-    """
-    final = outcomes[-1]
-    spans = [slice(0 if i == 0 else 1, int(o.valid)) for i, o in enumerate(outcomes)]
-
-    def join(*parts: Array) -> Array:
-        return jnp.asarray(np.concatenate([np.asarray(p)[s] for p, s in zip(parts, spans, strict=True)]))
-
-    return final._replace(
-        t=join(*(o.t for o in outcomes)),
-        mean=jax.tree.map(join, *(o.mean for o in outcomes)),
-        std=jax.tree.map(join, *(o.std for o in outcomes)),
-        diffusion=jax.tree.map(join, *(o.diffusion for o in outcomes)) if dynamic else final.diffusion,
-    )
-
-
 def _solution(outcome: Outcome) -> Solution:
     return Solution(
         t=outcome.t,
-        mean=outcome.mean,
-        std=outcome.std,
-        diffusion=outcome.diffusion,
+        posterior=outcome.posterior,
+        gamma=outcome.gamma,
         log_evidence=outcome.log_evidence,
         stats=outcome.stats,
         status_code=outcome.status,

@@ -5,7 +5,7 @@ works with, and nothing decides on step sizes. The error needs only the residual
 step is judged before its covariance is touched.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,15 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     return Attempt(t, transition, z, jacobian, local, model.diffusion.filter_scale(local), error)
 
 
-def take(model: Filter, state: State, a: Attempt, accept: Array) -> State:
+class Taken(NamedTuple):
+    """The state after a step, and the correction K z that led to it; zero if the step was rejected."""
+
+    state: State
+    gain: Any
+    z: Field
+
+
+def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
     """Correct the state with an attempted step if ``accept``, else return it as it was.
 
     The covariance branches. The mean does not: its coefficients become those of doing nothing, so a
@@ -104,7 +112,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> State:
     whitened = corrected.innovation.whiten(z)
     log_det, rank = corrected.innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
-    return State(
+    taken = State(
         t=jnp.where(accept, a.t, state.t),
         mean=mean,
         covariance=corrected.covariance,
@@ -113,17 +121,4 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> State:
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
     )
-
-
-class Marginal(NamedTuple):
-    """Mean and standard deviation of y at one time, before post-hoc calibration."""
-
-    mean: Field
-    std: Scale
-
-
-def predict(model: Filter, state: State, h: Array, scale: Scale) -> Marginal:
-    """The marginal of y a time h ≥ 0 after the state, by the model's own prediction."""
-    row, noise = model.prior.marginal(h)
-    std = state.covariance.std(state.mean[0], row, noise, scale)
-    return Marginal(combine(row, state.mean), std)
+    return Taken(taken, corrected.gain, z)

@@ -12,7 +12,7 @@ The noise-free correction leaves a block of rank n−1, so structured factors dr
 from millipode.covariance.blockdiagonal import BlockDiagonal
 from millipode.covariance.dense import Dense
 from millipode.covariance.kronecker import Kronecker
-from millipode.covariance.protocol import Covariance, Innovation
+from millipode.covariance.protocol import Covariance, Innovation, Kernel
 
 STRUCTURES: dict[str, type[Covariance]] = {
     "kronecker": Kronecker,
@@ -20,4 +20,4 @@ STRUCTURES: dict[str, type[Covariance]] = {
     "dense": Dense,
 }
 
-__all__ = ["STRUCTURES", "BlockDiagonal", "Covariance", "Dense", "Innovation", "Kronecker"]
+__all__ = ["STRUCTURES", "BlockDiagonal", "Covariance", "Dense", "Innovation", "Kernel", "Kronecker"]

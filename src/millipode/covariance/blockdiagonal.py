@@ -1,5 +1,6 @@
 """C = blockdiag(RᵢᵀRᵢ): one (n−1, n) factor per unknown (the paper's Proposition 2)."""
 
+import math
 from collections.abc import Callable
 from typing import Self
 
@@ -13,6 +14,8 @@ from millipode.covariance.protocol import (
     Corrected,
     Covariance,
     DiagonalInnovation,
+    Kernel,
+    normal,
     shared_per_leaf,
 )
 from millipode.fields import Field, Scale, map_leaves
@@ -46,15 +49,14 @@ class BlockDiagonal(Covariance):
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """Every block on its own, O(d ν³), tile by tile."""
-        roots, tree = jax.tree.flatten(self.root)
-        scales = shared_per_leaf(scale, z)
-        jacobians = [None] * len(roots) if jacobian is None else jax.tree.leaves(jacobian)
+        jacobians = [None] * len(jax.tree.leaves(z)) if jacobian is None else jax.tree.leaves(jacobian)
 
         def one(root: Array, s: Array, j: Array | None) -> tuple[Array, Array, Array]:
             return blocks.correct(root, transition, s, j)
 
-        results = [_in_tiles(one, root, s, j) for root, s, j in zip(roots, scales, jacobians, strict=True)]
-        innovation, gain, posterior = (jax.tree.unflatten(tree, [r[i] for r in results]) for i in range(3))
+        innovation, gain, posterior = _per_leaf(
+            one, z, self.root, shared_per_leaf(scale, z), jacobians, reuse={2: 0}
+        )
         return Corrected(gain, DiagonalInnovation(innovation), BlockDiagonal(posterior))
 
     def rejected(self, z: Field) -> Corrected:
@@ -82,38 +84,163 @@ class BlockDiagonal(Covariance):
         covariance = jnp.einsum("kid,kjd,de->idje", root, root, jnp.eye(d, dtype=root.dtype))
         return covariance.reshape(n * d, n * d)
 
+    def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
+        """Every block on its own."""
+
+        def one(root: Array, s: Array) -> tuple[Array]:
+            scales = transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
+            return (blocks.extrapolate(root, transition, s) * scales,)
+
+        (root,) = _per_leaf(one, y, self.root, shared_per_leaf(scale, y))
+        return type(self)(root)
+
+    def backward(self, transition: Transition, scale: Scale, y: Field) -> "BlockDiagonalKernel":
+        """Every block on its own."""
+
+        def one(root: Array, s: Array) -> tuple[Array, Array]:
+            return blocks.backward(root, transition, s)
+
+        gain, noise = _per_leaf(one, y, self.root, shared_per_leaf(scale, y))
+        return BlockDiagonalKernel(gain, BlockDiagonal(noise))
+
+    def extend(self, kernel: Kernel, transition: Transition, scale: Scale, y: Field) -> Kernel:
+        """``backward`` and ``compose`` in one go, so that nothing in between is as large as the state."""
+        assert isinstance(kernel, BlockDiagonalKernel)
+
+        def one(root: Array, gain: Array, noise: Array, s: Array) -> tuple[Array, Array]:
+            step, step_noise = blocks.backward(root, transition, s)
+            return blocks.product(gain, step), blocks.push(gain, noise, step_noise)
+
+        gain, noise = _per_leaf(
+            one,
+            y,
+            self.root,
+            kernel.gain,
+            kernel.noise.root,
+            shared_per_leaf(scale, y),
+            reuse={0: 1, 1: 2},
+        )
+        return BlockDiagonalKernel(gain, BlockDiagonal(noise))
+
+    def identity(self) -> "BlockDiagonalKernel":
+        """G = I."""
+
+        def one(root: Array) -> Array:
+            n, shape = root.shape[1], root.shape[2:]
+            eye = jnp.eye(n, dtype=root.dtype).reshape(n, n, *(1,) * len(shape))
+            return jnp.broadcast_to(eye, (n, n, *shape))
+
+        gain = jax.tree.map(one, self.root)
+        return BlockDiagonalKernel(gain, BlockDiagonal(jax.tree.map(jnp.zeros_like, gain)))
+
+    def square(self) -> Self:
+        """Zero rows added."""
+        return type(self)(jax.tree.map(blocks.square, self.root))
+
+    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+        """Rᵀε, unknown by unknown."""
+        k, n = jax.tree.leaves(self.root)[0].shape[:2]
+        noise = [normal(key, y) for key in jax.random.split(key, k)]
+
+        def column(q: int) -> Field:
+            return jax.tree.map(lambda root, *e: sum(root[i, q] * e[i] for i in range(k)), self.root, *noise)
+
+        return tuple(column(q) for q in range(n))
+
+
+class BlockDiagonalKernel(Kernel):
+    """One gain and one covariance per unknown; every leaf of the gain is (n, n, *shape)."""
+
+    gain: PyTree[Float[Array, "n n *shape"]]
+    noise: BlockDiagonal
+
+    def push(self, covariance: BlockDiagonal) -> BlockDiagonal:
+        """Every block on its own."""
+
+        def one(gain: Array, noise: Array, root: Array) -> tuple[Array]:
+            return (blocks.push(gain, noise, root),)
+
+        y = jax.tree.map(lambda g: g[0, 0], self.gain)
+        (root,) = _per_leaf(one, y, self.gain, self.noise.root, covariance.root)
+        return BlockDiagonal(root)
+
+    def compose(self, other: "BlockDiagonalKernel") -> "BlockDiagonalKernel":
+        """Every block on its own."""
+        gain = jax.tree.map(blocks.product, self.gain, other.gain)
+        return BlockDiagonalKernel(gain, self.push(other.noise))
+
+    def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Σ_j g_qj Y_j, unknown by unknown."""
+
+        def row(q: int) -> Field:
+            return jax.tree.map(lambda g, *x: sum(g[q, j] * x[j] for j in range(len(x))), self.gain, *fields)
+
+        return tuple(row(q) for q in range(len(fields)))
+
+    def through(self, gain: PyTree) -> PyTree:
+        """G k, unknown by unknown."""
+        return jax.tree.map(lambda g, k: jnp.sum(g * k, axis=1), self.gain, gain)
+
+    def after(self, transition: Transition) -> "BlockDiagonalKernel":
+        """G Φ, unknown by unknown."""
+
+        def one(gain: Array) -> Array:
+            return blocks.product(gain, transition.matrix.reshape(*gain.shape[:2], *(1,) * (gain.ndim - 2)))
+
+        return BlockDiagonalKernel(jax.tree.map(one, self.gain), self.noise)
+
+
+def _per_leaf(
+    function: Callable[..., tuple], y: Field, *arguments: PyTree, reuse: dict[int, int] | None = None
+) -> tuple:
+    """``function(*arguments)`` per leaf of y and tile by tile; returns its results as fields."""
+    leaves, tree = jax.tree.flatten(y)
+    columns = [a if isinstance(a, list) else jax.tree.leaves(a) for a in arguments]
+    results = [
+        _in_tiles(function, leaf.shape, leafwise, reuse or {})
+        for leaf, *leafwise in zip(leaves, *columns, strict=True)
+    ]
+    return tuple(jax.tree.unflatten(tree, part) for part in zip(*results, strict=True))
+
 
 def _in_tiles(
-    function: Callable[..., tuple[Array, Array, Array]], root: Array, *fields: Array | None
-) -> tuple[Array, Array, Array]:
-    """Apply ``function(root, *fields)`` to tiles of unknowns, to the root in place.
+    function: Callable[..., tuple], shape: tuple[int, ...], arrays: list[Array | None], reuse: dict[int, int]
+) -> tuple:
+    """Apply a function to tiles of unknowns; result o overwrites argument ``reuse[o]``.
 
-    Fields may be scalars or None, which all tiles share.
+    Arguments and results end with the axes of ``shape``; arguments may also be scalars or None, which all
+    tiles share.
     """
-    (k, n), shape, d = root.shape[:2], root.shape[2:], root[0, 0].size
+    d = math.prod(shape)
     if d < 2 * TILE:
-        return function(root, *fields)
-    flat = [f if f is None or f.ndim == 0 else f.reshape(d) for f in fields]
+        return function(*arrays)
 
-    def process(start: Array | int, width: int, carry: tuple) -> tuple:
+    def is_shared(x: Array | None) -> bool:
+        return x is None or x.ndim == 0
+
+    flat = [x if is_shared(x) else x.reshape(*x.shape[: x.ndim - len(shape)], d) for x in arrays]
+    overwritten = {i: o for o, i in reuse.items()}
+
+    def process(start: Array | int, width: int, results: tuple) -> tuple:
         def take(x: Array | None) -> Array | None:
-            if x is None or x.ndim == 0:
-                return x
-            return lax.dynamic_slice_in_dim(x, start, width, axis=x.ndim - 1)
+            return x if is_shared(x) else lax.dynamic_slice_in_dim(x, start, width, axis=x.ndim - 1)
 
-        parts = function(take(carry[2]), *(take(f) for f in flat))
+        current = [results[overwritten[i]] if i in overwritten else x for i, x in enumerate(flat)]
+        parts = function(*map(take, current))
         return tuple(
             lax.dynamic_update_slice_in_dim(x, part, start, axis=x.ndim - 1)
-            for x, part in zip(carry, parts, strict=True)
+            for x, part in zip(results, parts, strict=True)
         )
 
+    shapes = jax.eval_shape(function, *flat)
     tile = _tile_size(d)
-    carry = (jnp.zeros(d, root.dtype), jnp.zeros((n, d), root.dtype), root.reshape(k, n, d))
-    carry = lax.fori_loop(0, d // tile, lambda i, c: process(i * tile, tile, c), carry)
+    results = tuple(
+        flat[reuse[o]] if o in reuse else jnp.zeros(s.shape, s.dtype) for o, s in enumerate(shapes)
+    )
+    results = lax.fori_loop(0, d // tile, lambda i, r: process(i * tile, tile, r), results)
     if d % tile:
-        carry = process(d - d % tile, d % tile, carry)
-    innovation, gain, posterior = carry
-    return innovation.reshape(shape), gain.reshape(n, *shape), posterior.reshape(k, n, *shape)
+        results = process(d - d % tile, d % tile, results)
+    return tuple(x.reshape(*x.shape[:-1], *shape) for x in results)
 
 
 def _tile_size(d: int) -> int:

@@ -14,16 +14,19 @@ from millipode.priors import Transition
 Block = Float[Array, "k n *batch"]
 
 
-def merge(rows: Block, triangle: Block) -> Block:
-    """Upper triangular R (n, n, *batch) with RᵀR = rowsᵀrows + triangleᵀtriangle.
+def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
+    """Upper triangular R (n, n, *batch) with RᵀR = rowsᵀrows + triangleᵀtriangle, and what is left of rows.
 
     The QR decomposition of [rows ; triangle] by Householder reflections that know the second block to
     be upper triangular: reflection k touches its row k and nothing else of it. Vectorised over the batch,
     because XLA:CPU would loop over a batched LAPACK call; unrolled over n, which beats one LAPACK call
     even for a single block. A zero column is left alone, so R = 0 is a valid outcome and derivatives are
     finite there.
+
+    Both blocks may have more than n columns. The reflections then act on them too, and the second result
+    holds the rows below R there: the QR decomposition of a joint covariance, stopped half-way.
     """
-    n = rows.shape[1]
+    n = triangle.shape[0]
     result = []
     for k in range(n):
         column, pivots = rows[:, 0], triangle[k, k:]
@@ -33,9 +36,9 @@ def merge(rows: Block, triangle: Block) -> Block:
         inverse = safe_divide(jnp.ones_like(norm), norm * head)
         weights = (head * pivots + jnp.sum(column[:, None] * rows, axis=0)) * inverse
         below = jnp.zeros((k, *norm.shape), norm.dtype)
-        result.append(jnp.concatenate([below, pivots - head * weights]))
+        result.append(jnp.concatenate([below, head * weights - pivots]))  # the sign keeps pivots positive
         rows = rows[:, 1:] - column[:, None] * weights[1:]
-    return jnp.stack(result)
+    return jnp.stack(result), rows
 
 
 def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
@@ -46,6 +49,12 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
         transition: the prior's step.
         scale: the diffusion's root γ ≥ 0, ``()`` or of the batch's shape.
     """
+    _, moved, noise = _stack(root, transition, scale)
+    return merge(moved, noise)[0]
+
+
+def _stack(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block, Block]:
+    """R, R Φᵀ and scale·R_Σ in scaled coordinates."""
     batch = (1,) * (root.ndim - 2)
     scaled = root / transition.scaling.reshape(-1, *batch)
     n = scaled.shape[1]
@@ -61,7 +70,53 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
         axis=1,
     )
     noise = transition.scaled_root.reshape(n, n, *batch) * scale
-    return merge(moved, jnp.broadcast_to(noise, (n, n, *root.shape[2:])))
+    return scaled, moved, jnp.broadcast_to(noise, (n, n, *root.shape[2:]))
+
+
+def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block]:
+    """The step seen from its end: Y(t) | Y(t+h) has gain G = C Φᵀ (C⁻)⁻¹ and this root of its covariance.
+
+    One QR of the joint root [[R Φᵀ, R], [scale R_Σ, 0]] = Q [[R⁻, X], [0, P]]: then R⁻ Gᵀ = X, and P is
+    the root of C − G C⁻ Gᵀ, which is never formed.
+    """
+    n, scales = root.shape[1], transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
+    scaled, moved, noise = _stack(root, transition, scale)
+    joint = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
+    triangle, left = merge(jnp.concatenate([moved, scaled], axis=1), joint)
+    gain = _back_substitute(triangle[:, :n], triangle[:, n:])
+    return jnp.swapaxes(gain, 0, 1) * scales[:, None] / scales, left * scales
+
+
+def _back_substitute(triangle: Block, right: Block) -> Block:
+    """X with R X = right; a pivot that is zero up to rounding marks a direction that is known already."""
+    n = triangle.shape[0]
+    eps = 16 * float(jnp.finfo(triangle.dtype).eps)
+    rows: list[Array] = [right[i] for i in range(n)]
+    for i in reversed(range(n)):
+        known = sum(triangle[i, j] * rows[j] for j in range(i + 1, n))
+        length = jnp.sum(triangle[: i + 1, i] ** 2, axis=0)
+        pivot = jnp.where(triangle[i, i] ** 2 > eps**2 * length, triangle[i, i], 0)
+        rows[i] = safe_divide(right[i] - known, pivot)
+    return jnp.stack(rows)
+
+
+def product(a: Block, b: Block) -> Block:
+    """A B, unknown by unknown."""
+    return sum(a[:, k, None] * b[k] for k in range(b.shape[0]))  # type: ignore[return-value]
+
+
+def square(root: Block) -> Block:
+    """The same root with zero rows added until it is (n, n)."""
+    k, n = root.shape[:2]
+    return jnp.concatenate([root, jnp.zeros((n - k, *root.shape[1:]), root.dtype)])
+
+
+def push(gain: Block, noise: Block, root: Block) -> Block:
+    """A root of G RᵀR Gᵀ + NᵀN: the covariance of G x + noise."""
+    moved = product(root, jnp.swapaxes(gain, 0, 1))
+    stack = jnp.concatenate([moved, noise])
+    n = gain.shape[0]
+    return merge(stack, jnp.zeros((n, n, *stack.shape[2:]), stack.dtype))[0]
 
 
 def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:

@@ -16,6 +16,7 @@ from millipode.covariance.protocol import (
     DenseInnovation,
     DiagonalInnovation,
     Innovation,
+    Kernel,
 )
 from millipode.fields import Field, Scale, dtype, expand, safe_divide, safe_sqrt, size
 from millipode.linearise import FullJacobian
@@ -50,12 +51,8 @@ class Dense(Covariance):
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """QR for C⁻, then the half-Joseph form."""
-        d, n = size(z), len(transition.scaling)
-        scales = jnp.repeat(transition.scaling, d)
-        moved = jnp.einsum(
-            "kjd,ij->kid", (self.root / scales).reshape(n * d, n, d), transition.scaled_phi
-        ).reshape(n * d, n * d)
-        noise = jnp.kron(transition.scaled_root, jnp.diag(_flat(scale, z)))
+        d = size(z)
+        scales, _, moved, noise = self._stack(transition, scale, z)
         predicted = triangularise(jnp.concatenate([moved, noise]))
         measured = observe(predicted, _matrix(jacobian, z) * transition.step_ratio, d)
         innovation, degenerate, gain, posterior = half_joseph(predicted, measured)
@@ -86,6 +83,81 @@ class Dense(Covariance):
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
         """RᵀR."""
         return self.root.T @ self.root
+
+    def _stack(self, transition: Transition, scale: Scale, y: Field) -> tuple[Array, Array, Array, Array]:
+        """The scaling, and in scaled coordinates R, R Φᵀ and R_Σ ⊗ diag(scale)."""
+        d, n = size(y), len(transition.scaling)
+        scales = jnp.repeat(transition.scaling, d)
+        scaled = self.root / scales
+        moved = jnp.einsum("kjd,ij->kid", scaled.reshape(-1, n, d), transition.scaled_phi)
+        noise = jnp.kron(transition.scaled_root, jnp.diag(_flat(scale, y)))
+        return scales, scaled, moved.reshape(-1, n * d), noise
+
+    def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
+        """By QR."""
+        scales, _, moved, noise = self._stack(transition, scale, y)
+        return type(self)(triangularise(jnp.concatenate([moved, noise])) * scales)
+
+    def backward(self, transition: Transition, scale: Scale, y: Field) -> "DenseKernel":
+        """By QR of the joint root [[R Φᵀ, R], [R_Σ, 0]], as in ``blocks.backward``."""
+        scales, scaled, moved, noise = self._stack(transition, scale, y)
+        m = scales.size
+        above = jnp.concatenate([moved, scaled], axis=1)
+        below = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
+        triangle = triangularise(jnp.concatenate([above, below]))
+        predicted, cross, left = triangle[:m, :m], triangle[:m, m:], triangle[m:, m:]
+        # A pivot that is zero up to rounding marks a direction that is known already.
+        lengths = jnp.sqrt(jnp.sum(predicted**2, axis=0))
+        known = jnp.abs(jnp.diagonal(predicted)) <= 16 * jnp.finfo(predicted.dtype).eps * lengths
+        predicted = jnp.where(known[:, None], jnp.eye(m, dtype=predicted.dtype), predicted)
+        gain = solve_triangular(predicted, jnp.where(known[:, None], 0, cross)).T
+        return DenseKernel(gain * scales[:, None] / scales, Dense(left * scales))
+
+    def identity(self) -> "DenseKernel":
+        """G = I."""
+        one = jnp.eye(self.root.shape[1], dtype=self.root.dtype)
+        return DenseKernel(one, Dense(jnp.zeros_like(one)))
+
+    def square(self) -> Self:
+        """Itself."""
+        return self
+
+    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+        """Rᵀε."""
+        _, unravel = ravel_pytree(y)
+        noise = jax.random.normal(key, self.root.shape[:1], self.root.dtype)
+        return tuple(unravel(part) for part in (noise @ self.root).reshape(-1, size(y)))
+
+
+class DenseKernel(Kernel):
+    """G and P as (n d, n d) matrices."""
+
+    gain: Float[Array, "nd nd"]
+    noise: Dense
+
+    def push(self, covariance: Dense) -> Dense:
+        """By QR."""
+        return Dense(triangularise(jnp.concatenate([covariance.root @ self.gain.T, self.noise.root])))
+
+    def compose(self, other: "DenseKernel") -> "DenseKernel":
+        """By QR."""
+        return DenseKernel(self.gain @ other.gain, self.push(other.noise))
+
+    def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """G Y."""
+        _, unravel = ravel_pytree(fields[0])
+        flat = jnp.concatenate([ravel_pytree(x)[0] for x in fields])
+        return tuple(unravel(part) for part in (self.gain @ flat).reshape(len(fields), -1))
+
+    def through(self, gain: PyTree) -> PyTree:
+        """G K."""
+        return self.gain @ gain
+
+    def after(self, transition: Transition) -> "DenseKernel":
+        """G Φ."""
+        n, m = len(transition.scaling), self.gain.shape[0]
+        gain = jnp.einsum("kjd,ji->kid", self.gain.reshape(m, n, -1), transition.matrix)
+        return DenseKernel(gain.reshape(m, m), self.noise)
 
 
 def observe(root: Array, jacobian: Array, d: int) -> Array:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance import blocks
-from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation
-from millipode.fields import Field, Scale, size
+from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation, Kernel, normal
+from millipode.fields import Field, Scale, combine, size
 from millipode.priors import Transition
 
 
@@ -47,3 +47,55 @@ class Kronecker(Covariance):
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
         """Derivative-major: RᵀR ⊗ I_d."""
         return jnp.kron(self.root.T @ self.root, jnp.eye(size(y), dtype=self.root.dtype))
+
+    def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
+        """One QR for all unknowns."""
+        root = blocks.extrapolate(self.root, transition, scale)
+        return type(self)(root * transition.scaling)
+
+    def backward(self, transition: Transition, scale: Scale, y: Field) -> "KroneckerKernel":
+        """One QR for all unknowns."""
+        gain, noise = blocks.backward(self.root, transition, scale)
+        return KroneckerKernel(gain, Kronecker(noise))
+
+    def identity(self) -> "KroneckerKernel":
+        """G = I."""
+        n = self.root.shape[1]
+        one = jnp.eye(n, dtype=self.root.dtype)
+        return KroneckerKernel(one, Kronecker(jnp.zeros_like(one)))
+
+    def square(self) -> Self:
+        """Zero rows added."""
+        return type(self)(blocks.square(self.root))
+
+    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+        """Rᵀε, with its own ε for every unknown."""
+        noise = [normal(k, y) for k in jax.random.split(key, self.root.shape[0])]
+        return tuple(combine(column, noise) for column in self.root.T)
+
+
+class KroneckerKernel(Kernel):
+    """G = I_d ⊗ g, P = I_d ⊗ p."""
+
+    gain: Float[Array, "n n"]
+    noise: Kronecker
+
+    def push(self, covariance: Kronecker) -> Kronecker:
+        """In the right Kronecker factor."""
+        return Kronecker(blocks.push(self.gain, self.noise.root, covariance.root))
+
+    def compose(self, other: "KroneckerKernel") -> "KroneckerKernel":
+        """In the right Kronecker factor."""
+        return KroneckerKernel(blocks.product(self.gain, other.gain), self.push(other.noise))
+
+    def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Σ_j g_qj Y_j."""
+        return tuple(combine(row, fields) for row in self.gain)
+
+    def through(self, gain: PyTree) -> PyTree:
+        """G k."""
+        return jnp.sum(self.gain * gain, axis=1)
+
+    def after(self, transition: Transition) -> "KroneckerKernel":
+        """G Φ."""
+        return KroneckerKernel(blocks.product(self.gain, transition.matrix), self.noise)

@@ -132,6 +132,67 @@ class Covariance(eqx.Module):
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
         """C itself, derivative-major. For tests: nothing else may call it."""
 
+    @abc.abstractmethod
+    def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
+        """C⁻ = Φ C Φᵀ + scale² Σ."""
+
+    @abc.abstractmethod
+    def backward(self, transition: Transition, scale: Scale, y: Field) -> "Kernel":
+        """Y(t) | Y(t+h), where C is the covariance of Y(t)."""
+
+    def extend(self, kernel: "Kernel", transition: Transition, scale: Scale, y: Field) -> "Kernel":
+        """X | Y(t+h), from a kernel of X | Y(t)."""
+        return kernel.compose(self.backward(transition, scale, y))
+
+    @abc.abstractmethod
+    def identity(self) -> "Kernel":
+        """X | Y(t) for X = Y(t)."""
+
+    @abc.abstractmethod
+    def square(self) -> Self:
+        """The same covariance with as many rows in its root as ``predict`` gives it."""
+
+    @abc.abstractmethod
+    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+        """A sample of N(0, C), one field per derivative."""
+
+
+class Kernel(eqx.Module):
+    """X | Y ~ N(E[X] + G (Y − E[Y]), P): what an earlier state is, given a later one.
+
+    Kernels know nothing of means, which are fields and live elsewhere.
+    """
+
+    noise: eqx.AbstractVar[Covariance]
+
+    @abc.abstractmethod
+    def push(self, covariance: Any) -> Any:
+        """Cov(X) = G C Gᵀ + P, if C = Cov(Y)."""
+
+    @abc.abstractmethod
+    def compose(self, other: Self) -> Self:
+        """X | Z, if ``other`` is Y | Z: the gain G G', and G P' Gᵀ + P."""
+
+    @abc.abstractmethod
+    def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        """G Y, one field per derivative."""
+
+    @abc.abstractmethod
+    def through(self, gain: PyTree) -> PyTree:
+        """G K, for a gain K of the filter."""
+
+    @abc.abstractmethod
+    def after(self, transition: Transition) -> Self:
+        """The same kernel with the gain G Φ, for the mean of Y as its past gives it."""
+
+
+def normal(key: Array, y: Field) -> Field:
+    """A field of independent standard normal numbers."""
+    leaves, tree = jax.tree.flatten(y)
+    keys = jax.random.split(key, len(leaves))
+    draws = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, draws)
+
 
 def shared_per_leaf(scale: Scale, y: Field) -> list[Array]:
     """A scale as one array per leaf of y."""

@@ -34,6 +34,12 @@ class Transition(eqx.Module):
         return Transition(phi, self.scaling, self.scaled_phi, self.scaled_root)
 
     @property
+    def matrix(self) -> Float[Array, "n n"]:
+        """Φ as one small matrix."""
+        zero = jnp.zeros_like(self.scaling[0])
+        return jnp.stack([jnp.stack([zero if p is None else p for p in row]) for row in self.phi])
+
+    @property
     def step_ratio(self) -> Array:
         """T₀/T₁, which turns a Jacobian into its scaled coordinates."""
         return self.scaling[0] / self.scaling[1]

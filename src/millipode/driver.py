@@ -1,0 +1,245 @@
+"""The compiled programs of a solve, and the loops on the host around them.
+
+``at_once`` is the whole solve as one program. The other drivers run it in segments, for what cannot be known
+beforehand: how many steps there will be to save, and when to draw the progress bar.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from millipode import checks, loop
+from millipode.control import Replay
+from millipode.covariance import Covariance
+from millipode.diffusion import DynamicDiffusion
+from millipode.fields import Field
+from millipode.loop import Carry, Outcome, Setup
+from millipode.posterior import Marginals
+from millipode.progress import ProgressBar
+from millipode.saving import MAX_STRIDE, CountSteps, Record, SaveSteps
+from millipode.smoothing import Gaussian
+from millipode.solution import RUNNING, Status
+
+
+def split(setup: Setup) -> tuple[list[Array], tuple]:
+    """Arrays, which are traced, and everything else, which is hashed to find compiled code."""
+    leaves, tree = jax.tree.flatten(setup)
+    is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
+    arrays = [leaf for leaf, a in zip(leaves, is_array, strict=True) if a]
+    constants = tuple(None if a else leaf for leaf, a in zip(leaves, is_array, strict=True))
+    static = (tree, constants, tuple(is_array))
+    try:
+        hash(static)
+    except TypeError as error:
+        raise TypeError(
+            "f, jacobian_diagonal and all of args but its arrays must be hashable, so that compiled code "
+            f"can be found again ({error}). Use a function, a frozen dataclass or an equinox.Module."
+        ) from error
+    return arrays, static
+
+
+def join(static: tuple, arrays: list[Array]) -> Setup:
+    tree, constants, is_array = static
+    moving = iter(arrays)
+    merged = [next(moving) if a else c for c, a in zip(constants, is_array, strict=True)]
+    return jax.tree.unflatten(tree, merged)
+
+
+def _start(static: tuple, arrays: list[Array], y0: Field) -> Carry:
+    setup = join(static, arrays)
+    field = setup.model.vector_field
+    checks.vector_field(field.f, setup.t0, y0, field.args)
+    checks.jacobian_diagonal(setup.model.linearisation, setup.t0, y0, field.args)
+    return loop.begin(setup, y0)
+
+
+def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carry:
+    return loop.advance(join(static, arrays), carry, limit)
+
+
+@partial(jax.jit, static_argnums=0)
+def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
+    """The whole solve as one program."""
+    setup = join(static, arrays)
+    carry = _run(static, arrays, _start(static, arrays, y0), jnp.int32(setup.max_steps))
+    return loop.finish(setup, carry)
+
+
+begin = jax.jit(_start, static_argnums=0)
+advance_in_place = jax.jit(_run, static_argnums=0, donate_argnums=2)
+
+
+@partial(jax.jit, static_argnums=0)
+def _empty_record(static: tuple, arrays: list[Array], carry: Carry) -> Any:
+    setup = join(static, arrays)
+    return setup.plan.empty(setup.model, carry.state)
+
+
+@partial(jax.jit, static_argnums=0)
+def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
+    return loop.finish(join(static, arrays), carry)
+
+
+@partial(jax.jit, static_argnums=0)
+def _collect_steps(
+    static: tuple, arrays: list[Array], carry: Carry, record: Record, last: Gaussian
+) -> tuple[Outcome, Gaussian]:
+    """The outcome of one segment, given the posterior at its end; and the posterior at its start."""
+    setup = join(static, arrays)
+    assert isinstance(setup.plan, SaveSteps)
+    saved, first = setup.plan.smoothed(setup.model, record, loop.output_scale(setup, carry), last)
+    return loop.conclude(setup, carry, saved), first
+
+
+def in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+    """Advance in as many compiled segments as saving and the progress bar ask for."""
+    setup = join(static, arrays)
+    keeps_steps = isinstance(setup.plan, SaveSteps)
+    pace = Pace(setup) if progress else None
+    full_records = []
+    carry = begin(static, arrays, y0)
+    try:
+        while True:
+            limit = pace.limit(carry) if pace else setup.max_steps
+            carry = advance_in_place(static, arrays, carry, np.int32(limit))
+            status, attempts = int(carry.status), int(carry.steps) + int(carry.rejected)
+            if status != RUNNING or attempts >= setup.max_steps:
+                break
+            if keeps_steps and not setup.plan.has_room(carry.record):
+                full_records.append(carry.record)
+                if sum(x.nbytes for x in jax.tree.leaves(full_records)) > budget:
+                    carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
+                    break
+                carry = carry._replace(record=_empty_record(static, arrays, carry))
+        if pace:
+            pace.limit(carry)
+    finally:
+        if pace:
+            pace.close()
+    if not keeps_steps:
+        return _finish(static, arrays, carry)
+    # Backwards, because what is known at the end of a segment comes from the one after it.
+    outcomes, last = [], Gaussian(carry.state.mean, _square(carry.state.covariance))
+    full_records.append(carry.record)
+    carry = carry._replace(record=None)
+    while full_records:
+        outcome, last = _collect_steps(static, arrays, carry, full_records.pop(), last)
+        outcomes.append(outcome)
+    return trimmed(outcomes[::-1], isinstance(setup.model.diffusion, DynamicDiffusion))
+
+
+@jax.jit
+def _square(covariance: Covariance) -> Covariance:
+    return covariance.square()
+
+
+# Smoothing by recomputation starts with segments of this many steps, and doubles it as they become many.
+FIRST_STRIDE = 16
+
+
+def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+    """Smooth every step in the memory of √N states: keep a state now and then, and take the steps again.
+
+    Forwards, as many states are kept as there are steps between two of them; when they become more, every
+    other one is dropped. Backwards, each segment is solved once more from its state, smoothed, and reduced to
+    y alone.
+    """
+    setup = join(static, arrays)
+    pace = Pace(setup) if progress else None
+    kept: list[Carry] = []
+    ends: list[np.ndarray] = []
+    stride, carry = FIRST_STRIDE, begin(static, arrays, y0)
+    try:
+        while True:
+            counting = setup._replace(plan=CountSteps(np.asarray(stride, np.int32)))
+            arrays, static = split(counting)
+            carry = carry._replace(record=_empty_record(static, arrays, carry))
+            if not kept or ends[-1].size == stride:
+                kept.append(jax.tree.map(jnp.copy, carry))
+                ends.append(np.zeros(0, carry.h.dtype))
+            limit = pace.limit(carry) if pace else setup.max_steps
+            room = stride - ends[-1].size
+            counting = setup._replace(plan=CountSteps(np.asarray(room, np.int32)))
+            carry = advance_in_place(static, split(counting)[0], carry, np.int32(limit))
+            ends[-1] = np.concatenate([ends[-1], np.asarray(carry.record.buffers)[: int(carry.record.filled)]])
+            if int(carry.status) != RUNNING or int(carry.steps) + int(carry.rejected) >= setup.max_steps:
+                break
+            if len(kept) == stride < MAX_STRIDE and ends[-1].size == stride:
+                kept = kept[::2]
+                ends = [np.concatenate(pair) for pair in zip(ends[::2], ends[1::2], strict=True)]
+                stride *= 2
+            if sum(x.nbytes for x in jax.tree.leaves(kept)) > budget:
+                carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
+                break
+        if pace:
+            pace.limit(carry)
+    finally:
+        if pace:
+            pace.close()
+
+    outcomes = []
+    last = Gaussian(carry.state.mean, _square(carry.state.covariance))
+    final = carry._replace(record=None)
+    while kept:
+        start, times = kept.pop(), ends.pop()
+        replay = Replay(np.resize(times, stride), np.array(start.steps))
+        again = setup._replace(plan=SaveSteps(stride + 1, smooth=True), controller=replay)
+        arrays, static = split(again)
+        start = start._replace(
+            h=jnp.zeros_like(start.h), status=jnp.full_like(start.status, RUNNING), record=None
+        )
+        start = start._replace(record=_empty_record(static, arrays, start))
+        limit = int(start.steps) + int(start.rejected) + times.size
+        segment = advance_in_place(static, arrays, start, np.int32(limit))
+        outcome, last = _collect_steps(static, arrays, final, segment.record, last)
+        marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std)
+        outcomes.append(outcome._replace(posterior=jax.tree.map(np.asarray, marginals)))
+    return trimmed(outcomes[::-1], isinstance(setup.model.diffusion, DynamicDiffusion))
+
+
+class Pace:
+    """How many steps to take between two updates of the progress bar: about a fifth of a second."""
+
+    def __init__(self, setup: Setup):
+        self.bar = ProgressBar(float(setup.t0), float(setup.t1))
+        self.max_steps, self.chunk, self.done = setup.max_steps, 8, 0
+        self.clock = time.perf_counter()
+
+    def limit(self, carry: Carry) -> int:
+        """Draw the bar, and say up to how many attempts to go on."""
+        accepted, rejected = int(carry.steps), int(carry.rejected)
+        now = time.perf_counter()
+        elapsed, attempts = now - self.clock, accepted + rejected
+        rate = (attempts - self.done) / elapsed if elapsed > 0 else 0.0
+        if attempts:
+            self.bar.update(float(carry.state.t), float(carry.h), accepted, rejected, rate)
+            self.chunk = max(1, min(4 * self.chunk, int(0.2 * rate)))
+        self.clock, self.done = now, attempts
+        return min(self.max_steps, attempts + self.chunk)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self.bar.close()
+
+
+def trimmed(outcomes: list[Outcome], dynamic: bool) -> Outcome:
+    """Valid entries only; each record but the first starts with the last entry of the one before.
+
+    On the host, because the number of steps differs from solve to solve and nothing should compile.
+    """
+    final = outcomes[-1]
+    spans = [slice(0 if i == 0 else 1, int(o.valid)) for i, o in enumerate(outcomes)]
+
+    def concatenate(*parts: Array) -> Array:
+        return jnp.asarray(np.concatenate([np.asarray(p)[s] for p, s in zip(parts, spans, strict=True)]))
+
+    return final._replace(
+        t=concatenate(*(o.t for o in outcomes)),
+        posterior=final.posterior.joined([o.posterior for o in outcomes[:-1]], concatenate),
+        gamma=jax.tree.map(concatenate, *(o.gamma for o in outcomes)) if dynamic else final.gamma,
+    )

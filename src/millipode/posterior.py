@@ -1,0 +1,245 @@
+"""The posterior that a solve leaves behind, and what can be asked of it.
+
+What was saved decides: ``Marginals`` know y at single times, a ``Chain`` knows states and how neighbours depend on
+each other, a ``Path`` knows every step and with it all times between. Means and covariances have the
+time as leading axis; covariances are those of the filter's own diffusion, and ``scale`` calibrates them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from millipode.covariance import Covariance, Kernel
+from millipode.covariance.kronecker import Kronecker
+from millipode.fields import Field, Scale, map_leaves
+from millipode.priors import Prior
+from millipode.smoothing import Gaussian, Nodes, backward, move, negligible, pick, predict
+
+
+# What of a posterior does not have the time as leading axis.
+TIMELESS = ("scale", "prior")
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of one derivative; the latter may be shared by all unknowns."""
+
+    mean: Field
+    std: Scale
+
+
+class Posterior(eqx.Module):
+    """What is known of the solution at saved times.
+
+    Attributes:
+        mean: y and, where they were saved, its derivatives, one field each.
+        std: of y, calibrated; one number per time if all unknowns share it.
+    """
+
+    mean: eqx.AbstractVar[tuple[Field, ...]]
+    std: eqx.AbstractVar[Scale]
+
+    def joined(self, others: Sequence["Posterior"], join: Callable[..., Array]) -> Self:
+        """This one after the others, with ``join`` applied to each array that has a time axis."""
+        names = [field.name for field in dataclasses.fields(self) if field.name not in TIMELESS]
+        parts = {
+            name: jax.tree.map(join, *(getattr(p, name) for p in others), getattr(self, name))
+            for name in names
+        }
+        return dataclasses.replace(self, **parts)
+
+
+class Marginals(Posterior):
+    """Mean and standard deviation of y, and nothing else."""
+
+    mean: tuple[Field, ...]
+    std: Scale
+
+
+class Chain(Posterior):
+    """States at given times, and the kernel from each to the one before it."""
+
+    mean: tuple[Field, ...]
+    std: Scale
+    covariance: Covariance
+    kernel: Kernel
+    scale: Scale
+
+    def draw(self, key: Array, q: int) -> Field:
+        """One sample of the deviation of y^(q) from its mean, at all saved times."""
+        size = jax.tree.leaves(self.mean)[0].shape[0]
+        last = Gaussian(pick(self.mean, -1), pick(self.covariance, -1))
+        return _draw_backwards(
+            key, last, lambda i: pick(self.kernel, i), jnp.arange(size), size, self.scale, q
+        )
+
+
+class Path(Posterior):
+    """Every step, and therefore every time between.
+
+    Attributes:
+        mean: of the smoother, or of the filter if that is all there is.
+        std: of y.
+        covariance: likewise.
+        filtered: the filter's covariance, if ``covariance`` is the smoother's; else None.
+        gamma: γ̂ of the step that ended at each time, if dynamic.
+        scale: what calibrates all covariances.
+        prior: for the times between.
+    """
+
+    mean: tuple[Field, ...]
+    std: Scale
+    covariance: Covariance
+    filtered: Covariance | None
+    gamma: Scale | None
+    scale: Scale
+    prior: Prior
+
+    def around(self, t: Array, times: Array) -> tuple["Node", "Node", Array]:
+        """The steps at and after each of the times, for ``between``."""
+        sign = jnp.where(t[-1] >= t[0], 1, -1)
+        index = jnp.searchsorted(sign * t, sign * times, side="right") - 1
+        index = jnp.clip(index, 0, t.size - 1)
+        nodes = Node(t, Gaussian(self.mean, self.covariance), self.filtered, self.gamma)
+        return pick(nodes, index), pick(nodes, jnp.minimum(index + 1, t.size - 1)), sign
+
+    def draw(self, key: Array, t: Array, nodes: Array, slots: Int[Array, " m"], size: int, q: int) -> Field:
+        """One sample of the deviation of y^(q) from its mean at some of the nodes.
+
+        Args:
+            key: of the random numbers.
+            t: the times of the steps.
+            nodes: times in order of integration, all steps among them.
+            slots: where in the result each node goes; beyond its end for nowhere.
+            size: the length of the result.
+            q: the derivative.
+        """
+        sign = jnp.where(t[-1] >= t[0], 1, -1)
+        index = jnp.clip(jnp.searchsorted(sign * t, sign * nodes, side="right") - 1, 0, t.size - 1)
+
+        def kernel(i: Array) -> Kernel:
+            k = index[i]
+            following = jnp.minimum(k + 1, t.size - 1)
+            gamma = jnp.ones_like(t[0]) if self.gamma is None else pick(self.gamma, following)
+            y = pick(self.mean[0], 0)
+            none = negligible(jnp.abs(t[following] - t[k]))
+            since, until = jnp.abs(nodes[i] - t[k]), jnp.abs(nodes[i + 1] - nodes[i])
+            covariance: Covariance = pick(self.filtered, k)
+            if nodes.size != t.size:
+                covariance = predict(self.prior, covariance, since, gamma, y, since <= none)
+            return backward(self.prior, covariance, until, gamma, y, until <= none)
+
+        last = Gaussian(pick(self.mean, -1), pick(self.covariance, -1))
+        return _draw_backwards(key, last, kernel, slots, size, self.scale, q)
+
+
+class Node(NamedTuple):
+    """One step, for ``between``."""
+
+    t: Array
+    state: Gaussian
+    filtered: Covariance | None
+    gamma: Scale | None
+
+
+def marginal_std(covariance: Covariance, y: Field, q: int, n: int, scale: Scale) -> Scale:
+    """The calibrated standard deviation of y^(q)."""
+    zero = jnp.zeros_like(jax.tree.leaves(y)[0], shape=())
+    row = tuple(zero + 1 if j == q else None for j in range(n))
+    return calibrate(covariance.std(y, row, zero, zero), scale, y)
+
+
+def calibrate(std: Scale, scale: Scale, y: Field) -> Scale:
+    """Std · scale; a number if both are."""
+    if isinstance(std, jax.Array) and std.ndim == 0 and isinstance(scale, jax.Array) and scale.ndim == 0:
+        return std * scale
+    return map_leaves(lambda _, s, c: s * c, y, std, scale)
+
+
+def between(
+    prior: Prior, scale: Scale, left: Node, right: Node, t: Array, sign: Array, q: int, smoothed: bool
+) -> Moments:
+    """The posterior of y^(q) at a time t in the step from ``left`` to ``right``.
+
+    The filter predicts from the left. Given the states at both ends the prior is a bridge that no data can
+    influence any more, so the smoother's mean is the bridge between the smoother's means; its
+    covariance is that of the right end, pushed through the kernel from there to t.
+    """
+    mean, y, n = left.state.mean, left.state.mean[0], len(left.state.mean)
+    h, tau = jnp.abs(right.t - left.t), jnp.abs(t - left.t)
+    gamma = jnp.ones_like(h) if left.gamma is None else right.gamma
+    tiny = negligible(h)
+    at_left, at_right = tau <= tiny, h - tau <= tiny
+    now = left.filtered if smoothed else left.state.covariance
+    assert now is not None
+    covariance = predict(prior, now, tau, gamma, y, at_left)
+    moved = move(prior, mean, tau)
+    if smoothed:
+        covariance = backward(prior, covariance, h - tau, gamma, y, at_right).push(right.state.covariance)
+        one = jnp.ones_like(h)
+        nothing = Kronecker(jnp.zeros((n, n), h.dtype))
+        bridge = backward(
+            prior, predict(prior, nothing, tau, one, y, at_left), h - tau, one, y, at_right & ~at_left
+        )
+        surprise = jax.tree.map(jnp.subtract, right.state.mean, move(prior, mean, h))
+        moved = jax.tree.map(jnp.add, moved, bridge.apply(surprise))
+        covariance = jax.tree.map(
+            lambda a, b: jnp.where(at_left, a, b), left.state.covariance.square(), covariance
+        )
+    std = marginal_std(covariance, y, q, n, scale)
+    value = jax.tree.map(lambda a, b: jnp.where(at_left, a, b), mean[q], moved[q])
+    return Moments(in_user_time(value, sign, q), std)
+
+
+def in_user_time(derivative: Field, sign: Array, q: int) -> Field:
+    """The filter's time always runs forwards; the user's may not."""
+    return jax.tree.map(lambda x: x * (sign**q).astype(x.dtype), derivative) if q else derivative
+
+
+def filtered_path(prior: Prior, nodes: Nodes, scale: Scale) -> Path:
+    """The filter's states, with the prediction between them."""
+    return Path(nodes.mean, std_of_y(nodes, scale), nodes.covariance, None, nodes.gamma, scale, prior)
+
+
+def std_of_y(states: Nodes | Gaussian, scale: Scale) -> Scale:
+    """The calibrated standard deviations of y, time first."""
+    n = len(states.mean)
+    return jax.vmap(lambda c, y: marginal_std(c, y, 0, n, scale))(states.covariance, states.mean[0])
+
+
+def _draw_backwards(
+    key: Array,
+    last: Gaussian,
+    kernel: Callable[[Array], Kernel],
+    slots: Int[Array, " m"],
+    size: int,
+    scale: Scale,
+    q: int,
+) -> Field:
+    """Deviations at all slots: draw the last state, then each one given the one after it."""
+    y = last.mean[0]
+
+    def calibrated(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+        return tuple(map_leaves(jnp.multiply, x, scale) for x in fields)
+
+    def put(samples: Field, deviation: tuple[Field, ...], i: Array | int) -> Field:
+        return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, deviation[q])
+
+    def step(carry: tuple, i: Array) -> tuple[tuple, None]:
+        deviation, samples = carry
+        link = kernel(i)
+        fresh = calibrated(link.noise.draw(jax.random.fold_in(key, i), y))
+        deviation = jax.tree.map(jnp.add, link.apply(deviation), fresh)
+        return (deviation, put(samples, deviation, i)), None
+
+    count = slots.shape[0]
+    deviation = calibrated(last.covariance.draw(jax.random.fold_in(key, count - 1), y))
+    samples = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), y)
+    samples = put(samples, deviation, count - 1)
+    (_, samples), _ = lax.scan(step, (deviation, samples), jnp.arange(count - 1)[::-1])
+    return samples
