@@ -84,3 +84,50 @@ def unknown_major(covariance, n, d):
     """Reorder a derivative-major covariance as the oracle has it."""
     order = np.arange(n * d).reshape(n, d).T.reshape(-1)
     return covariance[np.ix_(order, order)]
+
+
+class LinearPosterior:
+    """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times, no recursions.
+
+    All states are in internal time, unknown-major. The prior starts from exact derivatives, the data are zero
+    residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown).
+    """
+
+    def __init__(self, a, g, derivatives, grid, extra, gammas):
+        n, d = derivatives.shape
+        self.n, self.d = n, d
+        self.times = np.union1d(grid, extra)
+        self.index = {t: i for i, t in enumerate(self.times)}
+        size, count = n * d, self.times.size
+        mean = [derivatives.T.reshape(-1)]
+        cov = np.zeros((count * size, count * size))
+        step = np.clip(np.searchsorted(grid, self.times[1:], side="left") - 1, 0, len(gammas) - 1)
+        for i, (t_old, t) in enumerate(pairwise(self.times)):
+            phi, sigma = transition(n - 1, t - t_old)
+            phi, noise = np.kron(np.eye(d), phi), np.kron(np.diag(gammas[step[i]]), sigma)
+            mean.append(phi @ mean[-1])
+            here, there = slice(i * size, (i + 1) * size), slice((i + 1) * size, (i + 2) * size)
+            cov[there, : here.stop] = phi @ cov[here, : here.stop]
+            cov[: here.stop, there] = cov[there, : here.stop].T
+            cov[there, there] = phi @ cov[here, here] @ phi.T + noise
+        mean = np.concatenate(mean)
+        e0, e1 = (np.kron(np.eye(d), np.eye(n)[q : q + 1]) for q in (0, 1))
+        rows = np.zeros((d * (len(grid) - 1), count * size))
+        target = np.zeros(d * (len(grid) - 1))
+        for k, t in enumerate(grid[1:]):
+            i = self.index[t]
+            rows[k * d : (k + 1) * d, i * size : (i + 1) * size] = e1 - a @ e0
+            target[k * d : (k + 1) * d] = g(t)
+        s = rows @ cov @ rows.T
+        residual = rows @ mean - target
+        gain = np.linalg.solve(s, rows @ cov).T
+        self.prior_variance = np.diag(cov).reshape(-1, n).max(axis=0)
+        self.mean = (mean - gain @ residual).reshape(count, d, n)
+        self.covariance = cov - gain @ s @ gain.T
+        self.covariance = self.covariance.reshape(count, d, n, count, d, n)
+        self.log_evidence = -0.5 * (
+            residual @ np.linalg.solve(s, residual) + np.linalg.slogdet(2 * np.pi * s)[1]
+        )
+
+    def at(self, times):
+        return np.array([self.index[t] for t in times])

@@ -10,7 +10,7 @@ from scipy.linalg import expm
 
 import millipode as mp
 import oracle
-from millipode.covariance import blocks, dense
+from millipode.covariance import blocks, dense, qr
 from millipode.priors.iwp import hilbert_root
 
 
@@ -61,7 +61,7 @@ def test_merge_is_the_qr_of_the_stack(n, batch, rng):
     rows = jnp.asarray(rng.normal(size=(n - 1, n, *batch)))
     triangle = jnp.asarray(np.triu(np.abs(rng.normal(size=(*batch, n, n)))))
     triangle = jnp.moveaxis(triangle, (-2, -1), (0, 1))
-    root = np.asarray(blocks.merge(rows, triangle)[0])
+    root = np.asarray(qr.merge(rows, triangle)[0])
     for index in np.ndindex(*batch):
         pick = (..., *index)
         have, a, b = root[pick], np.asarray(rows)[pick], np.asarray(triangle)[pick]
@@ -123,11 +123,11 @@ def test_a_residual_that_is_known_exactly_is_left_alone(rng):
 @pytest.mark.parametrize("shape", [(5, 3), (3, 3), (8, 4)])
 def test_derivative_of_the_dense_qr_agrees_with_finite_differences(shape, rng):
     stack, direction = (jnp.asarray(rng.normal(size=shape)) for _ in range(2))
-    _, tangent = jax.jvp(dense.triangularise, (stack,), (direction,))
+    _, tangent = jax.jvp(qr.triangularise, (stack,), (direction,))
     eps = 1e-6
-    difference = dense.triangularise(stack + eps * direction) - dense.triangularise(stack - eps * direction)
+    difference = qr.triangularise(stack + eps * direction) - qr.triangularise(stack - eps * direction)
     np.testing.assert_allclose(tangent, difference / (2 * eps), rtol=1e-7, atol=1e-8)
     # A zero stack is what a vanishing residual leaves behind.
     zero = jnp.zeros(shape)
-    for value in jax.jvp(dense.triangularise, (zero,), (zero,)):
+    for value in jax.jvp(qr.triangularise, (zero,), (zero,)):
         assert np.isfinite(value).all()

@@ -70,7 +70,7 @@ class Chain(Posterior):
     kernel: Kernel
     scale: Scale
 
-    def draw(self, key: Array, q: int) -> Field:
+    def draw(self, key: Array, q: Array) -> Field:
         """One sample of the deviation of y^(q) from its mean, at all saved times."""
         size = jax.tree.leaves(self.mean)[0].shape[0]
         last = Gaussian(pick(self.mean, -1), pick(self.covariance, -1))
@@ -100,15 +100,15 @@ class Path(Posterior):
     scale: Scale
     prior: Prior
 
-    def around(self, t: Array, times: Array) -> tuple["Node", "Node", Array]:
+    def around(self, t: Array, times: Array) -> tuple["Node", "Node"]:
         """The steps at and after each of the times, for ``between``."""
-        sign = jnp.where(t[-1] >= t[0], 1, -1)
+        sign = direction(t)
         index = jnp.searchsorted(sign * t, sign * times, side="right") - 1
         index = jnp.clip(index, 0, t.size - 1)
         nodes = Node(t, Gaussian(self.mean, self.covariance), self.filtered, self.gamma)
-        return pick(nodes, index), pick(nodes, jnp.minimum(index + 1, t.size - 1)), sign
+        return pick(nodes, index), pick(nodes, jnp.minimum(index + 1, t.size - 1))
 
-    def draw(self, key: Array, t: Array, nodes: Array, slots: Int[Array, " m"], size: int, q: int) -> Field:
+    def draw(self, key: Array, t: Array, nodes: Array, slots: Int[Array, " m"], size: int, q: Array) -> Field:
         """One sample of the deviation of y^(q) from its mean at some of the nodes.
 
         Args:
@@ -119,7 +119,7 @@ class Path(Posterior):
             size: the length of the result.
             q: the derivative.
         """
-        sign = jnp.where(t[-1] >= t[0], 1, -1)
+        sign = direction(t)
         index = jnp.clip(jnp.searchsorted(sign * t, sign * nodes, side="right") - 1, 0, t.size - 1)
 
         def kernel(i: Array) -> Kernel:
@@ -138,6 +138,11 @@ class Path(Posterior):
         return _draw_backwards(key, last, kernel, slots, size, self.scale, q)
 
 
+def direction(t: Array) -> Array:
+    """+1 forwards in time, −1 backwards."""
+    return jnp.where(t[-1] >= t[0], 1, -1)
+
+
 class Node(NamedTuple):
     """One step, for ``between``."""
 
@@ -147,11 +152,19 @@ class Node(NamedTuple):
     gamma: Scale | None
 
 
-def marginal_std(covariance: Covariance, y: Field, q: int, n: int, scale: Scale) -> Scale:
+def marginal_std(covariance: Covariance, y: Field, q: Array | int, n: int, scale: Scale) -> Scale:
     """The calibrated standard deviation of y^(q)."""
     zero = jnp.zeros_like(jax.tree.leaves(y)[0], shape=())
-    row = tuple(zero + 1 if j == q else None for j in range(n))
+    if isinstance(q, int):
+        row = tuple(zero + 1 if j == q else None for j in range(n))
+    else:
+        row = tuple(jnp.where(q == j, zero + 1, zero) for j in range(n))
     return calibrate(covariance.std(y, row, zero, zero), scale, y)
+
+
+def select(fields: tuple[Field, ...], q: Array) -> Field:
+    """Field number q. Traced, so that all derivatives share one program."""
+    return lax.switch(q, [lambda x=x: x for x in fields])
 
 
 def calibrate(std: Scale, scale: Scale, y: Field) -> Scale:
@@ -162,7 +175,7 @@ def calibrate(std: Scale, scale: Scale, y: Field) -> Scale:
 
 
 def between(
-    prior: Prior, scale: Scale, left: Node, right: Node, t: Array, sign: Array, q: int, smoothed: bool
+    prior: Prior, scale: Scale, left: Node, right: Node, t: Array, sign: Array, q: Array, smoothed: bool
 ) -> Moments:
     """The posterior of y^(q) at a time t in the step from ``left`` to ``right``.
 
@@ -192,13 +205,13 @@ def between(
             lambda a, b: jnp.where(at_left, a, b), left.state.covariance.square(), covariance
         )
     std = marginal_std(covariance, y, q, n, scale)
-    value = jax.tree.map(lambda a, b: jnp.where(at_left, a, b), mean[q], moved[q])
+    value = jax.tree.map(lambda a, b: jnp.where(at_left, a, b), select(mean, q), select(moved, q))
     return Moments(in_user_time(value, sign, q), std)
 
 
-def in_user_time(derivative: Field, sign: Array, q: int) -> Field:
+def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
     """The filter's time always runs forwards; the user's may not."""
-    return jax.tree.map(lambda x: x * (sign**q).astype(x.dtype), derivative) if q else derivative
+    return jax.tree.map(lambda x: x * (sign**q).astype(x.dtype), derivative)
 
 
 def filtered_path(prior: Prior, nodes: Nodes, scale: Scale) -> Path:
@@ -219,7 +232,7 @@ def _draw_backwards(
     slots: Int[Array, " m"],
     size: int,
     scale: Scale,
-    q: int,
+    q: Array,
 ) -> Field:
     """Deviations at all slots: draw the last state, then each one given the one after it."""
     y = last.mean[0]
@@ -228,7 +241,7 @@ def _draw_backwards(
         return tuple(map_leaves(jnp.multiply, x, scale) for x in fields)
 
     def put(samples: Field, deviation: tuple[Field, ...], i: Array | int) -> Field:
-        return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, deviation[q])
+        return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, select(deviation, q))
 
     def step(carry: tuple, i: Array) -> tuple[tuple, None]:
         deviation, samples = carry

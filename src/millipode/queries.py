@@ -21,8 +21,10 @@ from millipode.posterior import (
     Path,
     Posterior,
     between,
+    direction,
     in_user_time,
     marginal_std,
+    select,
 )
 from millipode.priors import Prior
 from millipode.smoothing import pick
@@ -68,28 +70,32 @@ def derivative(sol: "Solution", q: Any) -> int:
 
 def times(sol: "Solution", t: Any) -> tuple[Array, tuple[int, ...]]:
     """Times as a flat array inside the span, and the shape they came in."""
+    xp = jnp if is_traced(t) else np  # on the host where possible: nothing to compile
     try:
-        t = jnp.asarray(t, sol.t.dtype)
+        t = xp.asarray(t, sol.t.dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f"t must be a time or an array of times, got {t!r}.") from error
     if t.size == 0:
         raise ValueError("t is empty; pass at least one time.")
     flat = t.reshape(-1)
     if not is_traced(t, sol.t) and isinstance(sol.posterior, Path):
-        first, last = float(sol.t[0]), float(sol.t[-1])
-        values = np.asarray(flat)
-        inside = (values >= min(first, last)) & (values <= max(first, last))
+        saved = np.asarray(sol.t)
+        first, last = saved[0], saved[-1]
+        inside = (flat >= min(first, last)) & (flat <= max(first, last))
         if not inside.all():
-            outside = values[~inside][0]
             raise ValueError(
-                f"t = {outside} is outside of the solved span, {first} to {last}. Solve over a longer span."
+                f"t = {flat[~inside][0]} is outside of the solved span, {first} to {last}. Solve over a "
+                "longer span."
             )
     return flat, t.shape
 
 
 def look_up(sol: "Solution", t: Array, q: int) -> Moments:
     """The posterior at times that were saved."""
-    return pick(saved_moments(sol, q), jnp.asarray(_saved_index(sol, t)))
+    return _pick(saved_moments(sol, q), _saved_index(sol, t))
+
+
+_pick = jax.jit(pick)
 
 
 def _saved_index(sol: "Solution", t: Array) -> np.ndarray:
@@ -114,18 +120,14 @@ def saved_moments(sol: "Solution", q: int) -> Moments:
     if q == 0:
         return Moments(posterior.mean[0], posterior.std)
     assert isinstance(posterior, Path | Chain)
-    return _saved_derivative(posterior, _sign(sol.t), q)
+    return _saved_derivative(posterior, sol.t, q)
 
 
-def _sign(t: Array) -> Array:
-    return jnp.where(t[-1] >= t[0], 1, -1)
-
-
-@partial(jax.jit, static_argnames="q")
-def _saved_derivative(posterior: Path | Chain, sign: Array, q: int) -> Moments:
+@jax.jit
+def _saved_derivative(posterior: Path | Chain, t: Array, q: Array) -> Moments:
     n, scale = len(posterior.mean), posterior.scale
     std = jax.vmap(lambda c, y: marginal_std(c, y, q, n, scale))(posterior.covariance, posterior.mean[0])
-    return Moments(in_user_time(posterior.mean[q], sign, q), std)
+    return Moments(in_user_time(select(posterior.mean, q), direction(t), q), std)
 
 
 def evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
@@ -136,28 +138,46 @@ def evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
 
 
 def _evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
-    # Compiled code depends on the number of times: a power of two, so that few numbers occur. It does not
-    # depend on the number of steps, because states are picked outside.
+    # The costly program depends on the number of times: a power of two, so that few numbers occur. It does
+    # not depend on the number of steps, because states are picked in another.
+    xp = jnp if is_traced(at) else np
     count = at.size
-    padded = jnp.concatenate([at, jnp.broadcast_to(at[-1], (2 ** (count - 1).bit_length() - count,))])
-    left, right, sign = path.around(t, padded)
-    moments = _between(path.prior, path.scale, left, right, padded, sign, q, path.filtered is not None)
-    inside = (sign * (at - t[0]) >= 0) & (sign * (t[-1] - at) >= 0)
-
-    def known(x: Array) -> Array:
-        return jnp.where(inside.reshape(-1, *(1,) * (x.ndim - 1)), x[:count], jnp.nan)
-
-    return jax.tree.map(known, moments)
+    padded = xp.concatenate([at, xp.broadcast_to(at[-1], (2 ** (count - 1).bit_length() - count,))])
+    left, right = _around(path, t, padded)
+    moments = _between(path.prior, path.scale, left, right, padded, t[0], t[-1], q, path.filtered is not None)
+    return moments if padded.size == count else _cut(moments, count)
 
 
-@partial(jax.jit, static_argnames=("q", "smoothed"))
+@jax.jit
+def _around(path: Path, t: Array, at: Array) -> tuple[Node, Node]:
+    return path.around(t, at)
+
+
+@partial(jax.jit, static_argnames="smoothed")
 def _between(
-    prior: Prior, scale: Scale, left: Node, right: Node, t: Array, sign: Array, q: int, smoothed: bool
+    prior: Prior,
+    scale: Scale,
+    left: Node,
+    right: Node,
+    t: Array,
+    first: Array,
+    last: Array,
+    q: Array,
+    smoothed: bool,
 ) -> Moments:
+    sign = direction(jnp.stack([first, last]))
+
     def one(left: Node, right: Node, t: Array) -> Moments:
-        return between(prior, scale, left, right, t, sign, q, smoothed)
+        moments = between(prior, scale, left, right, t, sign, q, smoothed)
+        inside = (sign * (t - first) >= 0) & (sign * (last - t) >= 0)  # traced times cannot be checked
+        return jax.tree.map(lambda x: jnp.where(inside, x, jnp.nan), moments)
 
     return jax.vmap(one)(left, right, t)
+
+
+@partial(jax.jit, static_argnums=1)
+def _cut(moments: Moments, count: int) -> Moments:
+    return jax.tree.map(lambda x: x[:count], moments)
 
 
 def _bytes_per_state(posterior: Posterior) -> int:
@@ -180,24 +200,15 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
         raise ValueError(f"num must be at least 1, got {num}.")
     key = _key(key)
     flat, shape = (None, sol.t.shape) if at is None else times(sol, at)
-    deviations: Field
+    keys, batch = jax.random.split(key, num), int(np.clip(BATCH_BYTES // _bytes_per_state(posterior), 1, num))
     if isinstance(posterior, Chain):
-        keep = None if flat is None else jnp.asarray(_saved_index(sol, flat))
-        mean = saved_moments(sol, q).mean
-        deviations = _draw_chain(posterior, jax.random.split(key, num), _batch(posterior, num), q)
-        if keep is not None:
-            mean = pick(mean, keep)
-            deviations = jax.tree.map(lambda x: x[:, keep], deviations)
+        index = None if flat is None else _saved_index(sol, flat)
+        samples = _draw_chain(posterior, sol.t, index, keys, batch, q)
     else:
         mean = saved_moments(sol, q).mean if flat is None else evaluate(posterior, sol.t, flat, q).mean
-        deviations = _draw_path(posterior, sol.t, flat, jax.random.split(key, num), q)
-    sign = _sign(sol.t)
-
-    def shift(m: Array, x: Array) -> Array:
-        x = m + (x * (sign**q).astype(x.dtype) if q else x)
-        return x.reshape(num, *shape, *x.shape[2:])
-
-    return jax.tree.map(shift, mean, deviations)
+        samples = _draw_path(posterior, sol.t, flat, keys, batch, q)
+        samples = _shifted(mean, samples, sol.t, q)
+    return jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
 
 
 def _key(key: Any) -> Array:
@@ -209,38 +220,50 @@ def _key(key: Any) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-def _batch(posterior: Posterior, num: int) -> int:
-    return int(np.clip(BATCH_BYTES // _bytes_per_state(posterior), 1, num))
+@jax.jit
+def _shifted(mean: Field, deviations: Field, t: Array, q: Array) -> Field:
+    """The mean plus deviations of which there may be more times than of it."""
+
+    def shift(m: Array, x: Array) -> Array:
+        return m + x[:, : m.shape[0]]
+
+    return jax.tree.map(shift, mean, in_user_time(deviations, direction(t), q))
 
 
-@partial(jax.jit, static_argnames=("batch", "q"))
-def _draw_chain(chain: Chain, keys: Array, batch: int, q: int) -> Field:
-    return lax.map(lambda key: chain.draw(key, q), keys, batch_size=batch)
+@partial(jax.jit, static_argnames="batch")
+def _draw_chain(
+    chain: Chain, t: Array, index: Int[Array, " k"] | None, keys: Array, batch: int, q: Array
+) -> Field:
+    deviations = lax.map(lambda key: chain.draw(key, q), keys, batch_size=batch)
+    deviations = in_user_time(deviations, direction(t), q)
+    mean = in_user_time(select(chain.mean, q), direction(t), q)
+    samples = jax.tree.map(jnp.add, mean, deviations)
+    return samples if index is None else jax.tree.map(lambda x: x[:, index], samples)
 
 
-def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, q: int) -> Field:
-    batch, steps = _batch(path, keys.shape[0]), t.size
-    if _bytes_per_state(path) * steps < BATCH_BYTES:
+def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, q: int) -> Field:
+    traced = is_traced(t, at)
+    xp = jnp if traced else np
+    if not traced and _bytes_per_state(path) * t.size < BATCH_BYTES:
         # Compiled code depends on the number of steps: a power of two, so that few numbers occur.
-        length = 2 ** (steps - 1).bit_length()
-        t = _lengthened(t, length)
+        length = 2 ** (t.size - 1).bit_length()
         path = path.joined([], lambda x: _lengthened(x, length))
-    if at is None:
-        slots, nodes, size = jnp.arange(t.size), t, t.size
-    else:
-        nodes = jnp.concatenate([t, at])
-        order = jnp.argsort(_sign(t) * nodes, stable=True)
-        slots = jnp.concatenate([jnp.full(t.size, at.size), jnp.arange(at.size)])[order]
+        t = _lengthened(t, length)
+    nodes, slots, size = t, np.arange(t.size), t.size
+    if at is not None:
+        nodes = xp.concatenate([t, at])
+        order = xp.argsort(nodes * xp.where(t[-1] >= t[0], 1, -1), stable=True)
+        slots = xp.concatenate([np.full(t.size, at.size), np.arange(at.size)])[order]
         nodes, size = nodes[order], at.size
-    deviations = _draw_nodes(path, t, nodes, slots, keys, size, batch, q)
-    return jax.tree.map(lambda x: x[:, : steps if at is None else size], deviations)
+    return _draw_nodes(path, t, nodes, slots, keys, size, batch, q)
 
 
-def _lengthened(x: Array, length: int) -> Array:
-    return jnp.concatenate([x, jnp.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
+def _lengthened(x: Array, length: int) -> np.ndarray:
+    x = np.asarray(x)
+    return np.concatenate([x, np.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
 
 
-@partial(jax.jit, static_argnames=("size", "batch", "q"))
+@partial(jax.jit, static_argnames=("size", "batch"))
 def _draw_nodes(
     path: Path,
     t: Array,
@@ -249,6 +272,6 @@ def _draw_nodes(
     keys: Array,
     size: int,
     batch: int,
-    q: int,
+    q: Array,
 ) -> Field:
     return lax.map(lambda key: path.draw(key, t, nodes, slots, size, q), keys, batch_size=batch)

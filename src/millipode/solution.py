@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode import queries
 from millipode.fields import Scale, same_structure
-from millipode.posterior import Path, Posterior
+from millipode.posterior import Moments, Path, Posterior
 
 RUNNING = -1
 
@@ -147,10 +148,7 @@ class Solution:
             moments = queries.evaluate(self.posterior, self.t, times, q)
         else:
             moments = queries.look_up(self, times, q)
-        mean, std = jax.tree.map(
-            lambda x: x.reshape(*shape, *x.shape[1:]), (moments.mean, _expand(moments.std, moments.mean))
-        )
-        return Marginal(times.reshape(shape), mean, std)
+        return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:
         """The posterior of the q-th derivative of y, q ≤ ν, at the saved times."""
@@ -238,6 +236,12 @@ def _expand(std: Scale, mean: PyTree) -> PyTree:
     if same_structure(std, mean):
         return jax.tree.map(spread, std, mean)
     return jax.tree.map(lambda m: spread(std, m), mean)
+
+
+@partial(jax.jit, static_argnums=1)
+def _in_shape(moments: Moments, shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+    both = moments.mean, _expand(moments.std, moments.mean)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), both)
 
 
 class SolveError(RuntimeError):

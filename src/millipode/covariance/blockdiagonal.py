@@ -88,8 +88,7 @@ class BlockDiagonal(Covariance):
         """Every block on its own."""
 
         def one(root: Array, s: Array) -> tuple[Array]:
-            scales = transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
-            return (blocks.extrapolate(root, transition, s) * scales,)
+            return (blocks.predict(root, transition, s),)
 
         (root,) = _per_leaf(one, y, self.root, shared_per_leaf(scale, y))
         return type(self)(root)
@@ -140,10 +139,10 @@ class BlockDiagonal(Covariance):
     def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
         """Rᵀε, unknown by unknown."""
         k, n = jax.tree.leaves(self.root)[0].shape[:2]
-        noise = [normal(key, y) for key in jax.random.split(key, k)]
+        noise = normal(key, y, k)
 
         def column(q: int) -> Field:
-            return jax.tree.map(lambda root, *e: sum(root[i, q] * e[i] for i in range(k)), self.root, *noise)
+            return jax.tree.map(lambda root, e: jnp.sum(root[:, q] * e, axis=0), self.root, noise)
 
         return tuple(column(q) for q in range(n))
 

@@ -6,39 +6,11 @@ The residual's row H = e₁ − J e₀ reads ``[−j, 1, 0, …]`` there, with j
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
+from millipode.covariance.qr import Block, merge, reduced
 from millipode.fields import safe_divide, safe_sqrt
 from millipode.priors import Transition
-
-Block = Float[Array, "k n *batch"]
-
-
-def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
-    """Upper triangular R (n, n, *batch) with RᵀR = rowsᵀrows + triangleᵀtriangle, and what is left of rows.
-
-    The QR decomposition of [rows ; triangle] by Householder reflections that know the second block to
-    be upper triangular: reflection k touches its row k and nothing else of it. Vectorised over the batch,
-    because XLA:CPU would loop over a batched LAPACK call; unrolled over n, which beats one LAPACK call
-    even for a single block. A zero column is left alone, so R = 0 is a valid outcome and derivatives are
-    finite there.
-
-    Both blocks may have more than n columns. The reflections then act on them too, and the second result
-    holds the rows below R there: the QR decomposition of a joint covariance, stopped half-way.
-    """
-    n = triangle.shape[0]
-    result = []
-    for k in range(n):
-        column, pivots = rows[:, 0], triangle[k, k:]
-        norm = safe_sqrt(pivots[0] ** 2 + jnp.sum(column**2, axis=0))
-        # Pivots are roots of variances, never negative, so this sum does not cancel.
-        head = pivots[0] + norm
-        inverse = safe_divide(jnp.ones_like(norm), norm * head)
-        weights = (head * pivots + jnp.sum(column[:, None] * rows, axis=0)) * inverse
-        below = jnp.zeros((k, *norm.shape), norm.dtype)
-        result.append(jnp.concatenate([below, head * weights - pivots]))  # the sign keeps pivots positive
-        rows = rows[:, 1:] - column[:, None] * weights[1:]
-    return jnp.stack(result), rows
 
 
 def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
@@ -51,6 +23,12 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
     """
     _, moved, noise = _stack(root, transition, scale)
     return merge(moved, noise)[0]
+
+
+def predict(root: Block, transition: Transition, scale: Array) -> Block:
+    """The same in unscaled coordinates."""
+    _, moved, noise = _stack(root, transition, scale)
+    return reduced(moved, noise)[0] * transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
 
 
 def _stack(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block, Block]:
@@ -82,7 +60,7 @@ def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, 
     n, scales = root.shape[1], transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
     scaled, moved, noise = _stack(root, transition, scale)
     joint = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
-    triangle, left = merge(jnp.concatenate([moved, scaled], axis=1), joint)
+    triangle, left = reduced(jnp.concatenate([moved, scaled], axis=1), joint)
     gain = _back_substitute(triangle[:, :n], triangle[:, n:])
     return jnp.swapaxes(gain, 0, 1) * scales[:, None] / scales, left * scales
 
@@ -116,7 +94,7 @@ def push(gain: Block, noise: Block, root: Block) -> Block:
     moved = product(root, jnp.swapaxes(gain, 0, 1))
     stack = jnp.concatenate([moved, noise])
     n = gain.shape[0]
-    return merge(stack, jnp.zeros((n, n, *stack.shape[2:]), stack.dtype))[0]
+    return reduced(stack, jnp.zeros((n, n, *stack.shape[2:]), stack.dtype))[0]
 
 
 def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:

@@ -4,7 +4,6 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PyTree
@@ -18,7 +17,8 @@ from millipode.covariance.protocol import (
     Innovation,
     Kernel,
 )
-from millipode.fields import Field, Scale, dtype, expand, safe_divide, safe_sqrt, size
+from millipode.covariance.qr import triangularise
+from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.linearise import FullJacobian
 from millipode.priors import Transition
 
@@ -186,35 +186,6 @@ def conventional(root: Array, measured: Array) -> tuple[Array, Array, Array]:
     triangle = jnp.linalg.qr(jnp.concatenate([measured, root], axis=1), mode="r")
     innovation, cross = triangle[:d, :d], triangle[:d, d:]
     return innovation, solve_triangular(innovation, cross).T, triangle[d:, d:]
-
-
-@jax.custom_jvp
-def triangularise(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
-    """Upper triangular R with RᵀR = stackᵀstack, m ≥ n; R may be singular."""
-    return jnp.linalg.qr(stack, mode="r")
-
-
-@triangularise.defjvp
-def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
-    # differentiate the reflections themselves, which follow LAPACK's signs.
-    return jax.jvp(_householder, primals, tangents)
-
-
-def _householder(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
-    m, n = stack.shape
-    place = jnp.arange(m)
-
-    def reflect(a: Array, k: Array) -> tuple[Array, None]:
-        column = jnp.where(place >= k, a[:, k], 0)
-        norm = safe_sqrt(jnp.sum(column**2))
-        diagonal = jnp.where(a[k, k] >= 0, -norm, norm)
-        normal = jnp.where(place == k, column - diagonal, column)
-        half_square = norm * norm - diagonal * a[k, k]  # ½ |normal|²
-        return a - jnp.outer(normal, safe_divide(normal @ a, half_square)), None
-
-    reflected, _ = lax.scan(reflect, stack, jnp.arange(min(n, m - 1)))
-    return jnp.triu(reflected[:n])
 
 
 def _flat(scale: Scale, y: Field) -> Array:

@@ -50,8 +50,7 @@ class Kronecker(Covariance):
 
     def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
         """One QR for all unknowns."""
-        root = blocks.extrapolate(self.root, transition, scale)
-        return type(self)(root * transition.scaling)
+        return type(self)(blocks.predict(self.root, transition, scale))
 
     def backward(self, transition: Transition, scale: Scale, y: Field) -> "KroneckerKernel":
         """One QR for all unknowns."""
@@ -70,8 +69,10 @@ class Kronecker(Covariance):
 
     def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
         """Rᵀε, with its own ε for every unknown."""
-        noise = [normal(k, y) for k in jax.random.split(key, self.root.shape[0])]
-        return tuple(combine(column, noise) for column in self.root.T)
+        rows = self.root.shape[0]
+        noise = normal(key, y, rows)
+        fields = [jax.tree.map(lambda x, i=i: x[i], noise) for i in range(rows)]
+        return tuple(combine(column, fields) for column in self.root.T)
 
 
 class KroneckerKernel(Kernel):

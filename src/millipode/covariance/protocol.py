@@ -186,11 +186,11 @@ class Kernel(eqx.Module):
         """The same kernel with the gain G Φ, for the mean of Y as its past gives it."""
 
 
-def normal(key: Array, y: Field) -> Field:
-    """A field of independent standard normal numbers."""
+def normal(key: Array, y: Field, rows: int) -> Field:
+    """Independent standard normal numbers: a field like y with an axis of ``rows`` in front."""
     leaves, tree = jax.tree.flatten(y)
-    keys = jax.random.split(key, len(leaves))
-    draws = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
+    draws = [jax.random.normal(k, (rows, *x.shape), x.dtype) for k, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, draws)
 
 
