@@ -122,7 +122,9 @@ def test_under_jit_steps_are_padded_with_the_last_one():
 
 def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy(monkeypatch):
     y0 = np.broadcast_to(np.float64(1.0), (4_000_000,))
-    with pytest.raises(ValueError, match=r"(?s)0\.16 GB per step.*1000 steps.*160 GB.*save=times.*save='end'"):
+    with pytest.raises(
+        ValueError, match=r"(?s)0\.16 GB per step.*1000 steps.*160 GB.*save=times.*save='end'"
+    ):
         mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
     monkeypatch.setattr(checks, "available_memory", lambda: 100 * 10**9)
     with pytest.raises(ValueError, match=r"(?s)160 GB.*smooth='recompute' \(32 GB, and a second pass\)"):

@@ -166,7 +166,9 @@ def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int,
             room = stride - ends[-1].size
             counting = setup._replace(plan=CountSteps(np.asarray(room, np.int32)))
             carry = advance_in_place(static, split(counting)[0], carry, np.int32(limit))
-            ends[-1] = np.concatenate([ends[-1], np.asarray(carry.record.buffers)[: int(carry.record.filled)]])
+            ends[-1] = np.concatenate(
+                [ends[-1], np.asarray(carry.record.buffers)[: int(carry.record.filled)]]
+            )
             if int(carry.status) != RUNNING or int(carry.steps) + int(carry.rejected) >= setup.max_steps:
                 break
             if len(kept) == stride < MAX_STRIDE and ends[-1].size == stride:

@@ -101,7 +101,9 @@ def _series(sol: "Solution", times: Array) -> list[_Series]:
     result = []
     stds = jax.tree.leaves(marginal.std)
     for (path, mean), std in zip(jax.tree_util.tree_leaves_with_path(marginal.mean), stds, strict=True):
-        label = "y" + jax.tree_util.keystr(path, simple=True, separator=".").join(["_", ""] if path else ["", ""])
+        label = "y" + jax.tree_util.keystr(path, simple=True, separator=".").join(
+            ["_", ""] if path else ["", ""]
+        )
         mean, std = np.asarray(mean), np.asarray(std)
         if _has_components(mean.shape[1:]):
             result += [_Series(f"{label}[{c}]", mean[:, c], std[:, c]) for c in range(mean.shape[1])]

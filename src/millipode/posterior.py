@@ -19,7 +19,18 @@ from millipode.covariance import Covariance, Kernel
 from millipode.covariance.kronecker import Kronecker
 from millipode.fields import Field, Scale, map_leaves
 from millipode.priors import Prior
-from millipode.smoothing import Gaussian, Nodes, backward, move, negligible, pick, predict
+from millipode.smoothing import (
+    Gaussian,
+    Links,
+    Nodes,
+    backward,
+    led,
+    move,
+    near,
+    negligible,
+    pick,
+    predict,
+)
 
 
 # What of a posterior does not have the time as leading axis.
@@ -62,21 +73,27 @@ class Marginals(Posterior):
 
 
 class Chain(Posterior):
-    """States at given times, and the kernel from each to the one before it."""
+    """States at given times, and how each hangs together with the one after it.
+
+    ``covariance`` is that of the states in the chain, which a few saved times follow with a short lead.
+    """
 
     mean: tuple[Field, ...]
     std: Scale
     covariance: Covariance
-    kernel: Kernel
+    links: Links
     scale: Scale
+    prior: Prior
 
     def draw(self, key: Array, q: Array) -> Field:
         """One sample of the deviation of y^(q) from its mean, at all saved times."""
-        size = jax.tree.leaves(self.mean)[0].shape[0]
+        size = self.links.lead.shape[0]
         last = Gaussian(pick(self.mean, -1), pick(self.covariance, -1))
-        return _draw_backwards(
-            key, last, lambda i: pick(self.kernel, i), jnp.arange(size), size, self.scale, q
-        )
+
+        def link(i: Array) -> tuple[Kernel, Array, Scale]:
+            return pick(tuple(self.links), i)
+
+        return _draw_backwards(key, self.prior, last, link, jnp.arange(size), size, self.scale, q)
 
 
 class Path(Posterior):
@@ -122,20 +139,28 @@ class Path(Posterior):
         sign = direction(t)
         index = jnp.clip(jnp.searchsorted(sign * t, sign * nodes, side="right") - 1, 0, t.size - 1)
 
-        def kernel(i: Array) -> Kernel:
+        def state(i: Array) -> tuple[Array, Array]:
+            """When the state of node i starts, and by how much the node leads it."""
+            since = jnp.abs(nodes[i] - t[index[i]])
+            h = jnp.abs(t[jnp.minimum(index[i] + 1, t.size - 1)] - t[index[i]])
+            lead = jnp.where(since <= near(self.prior.order, h), since, 0)
+            return nodes[i] - sign * lead, lead
+
+        def link(i: Array) -> tuple[Kernel, Array, Scale]:
             k = index[i]
             following = jnp.minimum(k + 1, t.size - 1)
             gamma = jnp.ones_like(t[0]) if self.gamma is None else pick(self.gamma, following)
             y = pick(self.mean[0], 0)
             none = negligible(jnp.abs(t[following] - t[k]))
-            since, until = jnp.abs(nodes[i] - t[k]), jnp.abs(nodes[i + 1] - nodes[i])
+            (start, lead), (end, _) = state(i), state(jnp.minimum(i + 1, nodes.size - 1))
+            since, until = jnp.abs(start - t[k]), jnp.abs(end - start)
             covariance: Covariance = pick(self.filtered, k)
             if nodes.size != t.size:
                 covariance = predict(self.prior, covariance, since, gamma, y, since <= none)
-            return backward(self.prior, covariance, until, gamma, y, until <= none)
+            return backward(self.prior, covariance, until, gamma, y, until <= none), lead, gamma
 
         last = Gaussian(pick(self.mean, -1), pick(self.covariance, -1))
-        return _draw_backwards(key, last, kernel, slots, size, self.scale, q)
+        return _draw_backwards(key, self.prior, last, link, slots, size, self.scale, q)
 
 
 def direction(t: Array) -> Array:
@@ -205,7 +230,7 @@ def between(
             lambda a, b: jnp.where(at_left, a, b), left.state.covariance.square(), covariance
         )
     std = marginal_std(covariance, y, q, n, scale)
-    value = jax.tree.map(lambda a, b: jnp.where(at_left, a, b), select(mean, q), select(moved, q))
+    value = jax.tree.map(lambda a, b: jnp.where(tau == 0, a, b), select(mean, q), select(moved, q))
     return Moments(in_user_time(value, sign, q), std)
 
 
@@ -216,19 +241,30 @@ def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
 
 def filtered_path(prior: Prior, nodes: Nodes, scale: Scale) -> Path:
     """The filter's states, with the prediction between them."""
-    return Path(nodes.mean, std_of_y(nodes, scale), nodes.covariance, None, nodes.gamma, scale, prior)
+    return Path(nodes.mean, std_of(nodes, scale), nodes.covariance, None, nodes.gamma, scale, prior)
 
 
-def std_of_y(states: Nodes | Gaussian, scale: Scale) -> Scale:
-    """The calibrated standard deviations of y, time first."""
+def std_of(states: Nodes | Gaussian, scale: Scale, q: Array | int = 0) -> Scale:
+    """The calibrated standard deviations of y^(q), time first."""
     n = len(states.mean)
-    return jax.vmap(lambda c, y: marginal_std(c, y, 0, n, scale))(states.covariance, states.mean[0])
+    return jax.vmap(lambda c, y: marginal_std(c, y, q, n, scale))(states.covariance, states.mean[0])
+
+
+def chain_std(prior: Prior, states: Gaussian, links: Links, scale: Scale, q: Array | int) -> Scale:
+    """The calibrated standard deviations of y^(q) at the saved times of a chain."""
+    n = len(states.mean)
+
+    def one(c: Covariance, y: Field, lead: Array, gamma: Scale) -> Scale:
+        return marginal_std(led(prior, c, lead, gamma, y), y, q, n, scale)
+
+    return jax.vmap(one)(states.covariance, states.mean[0], links.lead, links.scale)
 
 
 def _draw_backwards(
     key: Array,
+    prior: Prior,
     last: Gaussian,
-    kernel: Callable[[Array], Kernel],
+    link: Callable[[Array], tuple[Kernel, Array, Scale]],
     slots: Int[Array, " m"],
     size: int,
     scale: Scale,
@@ -240,19 +276,28 @@ def _draw_backwards(
     def calibrated(fields: tuple[Field, ...]) -> tuple[Field, ...]:
         return tuple(map_leaves(jnp.multiply, x, scale) for x in fields)
 
-    def put(samples: Field, deviation: tuple[Field, ...], i: Array | int) -> Field:
-        return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, select(deviation, q))
+    def put(samples: Field, deviation: tuple[Field, ...], i: Array | int, lead: Array, gamma: Scale) -> Field:
+        def lead_on() -> Field:
+            """Φ times the state plus fresh noise, for a time that follows its state with a lead."""
+            root = prior.transition(lead)
+            noise = Kronecker(root.scaled_root * root.scaling).draw(jax.random.fold_in(key, i + count), y)
+            noise = calibrated(tuple(map_leaves(jnp.multiply, x, gamma) for x in noise))
+            return select(jax.tree.map(jnp.add, move(prior, deviation, lead), noise), q)
+
+        value = lax.cond(lead > 0, lead_on, lambda: select(deviation, q))
+        return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, value)
 
     def step(carry: tuple, i: Array) -> tuple[tuple, None]:
         deviation, samples = carry
-        link = kernel(i)
-        fresh = calibrated(link.noise.draw(jax.random.fold_in(key, i), y))
-        deviation = jax.tree.map(jnp.add, link.apply(deviation), fresh)
-        return (deviation, put(samples, deviation, i)), None
+        kernel, lead, gamma = link(i)
+        fresh = calibrated(kernel.noise.draw(jax.random.fold_in(key, i), y))
+        deviation = jax.tree.map(jnp.add, kernel.apply(deviation), fresh)
+        return (deviation, put(samples, deviation, i, lead, gamma)), None
 
     count = slots.shape[0]
     deviation = calibrated(last.covariance.draw(jax.random.fold_in(key, count - 1), y))
     samples = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), y)
-    samples = put(samples, deviation, count - 1)
+    _, lead, gamma = link(jnp.asarray(count - 1))
+    samples = put(samples, deviation, count - 1, lead, gamma)
     (_, samples), _ = lax.scan(step, (deviation, samples), jnp.arange(count - 1)[::-1])
     return samples

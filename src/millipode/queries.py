@@ -21,13 +21,14 @@ from millipode.posterior import (
     Path,
     Posterior,
     between,
+    chain_std,
     direction,
     in_user_time,
-    marginal_std,
     select,
+    std_of,
 )
 from millipode.priors import Prior
-from millipode.smoothing import pick
+from millipode.smoothing import Gaussian, pick
 
 if TYPE_CHECKING:
     from millipode.solution import Solution
@@ -125,8 +126,11 @@ def saved_moments(sol: "Solution", q: int) -> Moments:
 
 @jax.jit
 def _saved_derivative(posterior: Path | Chain, t: Array, q: Array) -> Moments:
-    n, scale = len(posterior.mean), posterior.scale
-    std = jax.vmap(lambda c, y: marginal_std(c, y, q, n, scale))(posterior.covariance, posterior.mean[0])
+    states = Gaussian(posterior.mean, posterior.covariance)
+    if isinstance(posterior, Chain):
+        std = chain_std(posterior.prior, states, posterior.links, posterior.scale, q)
+    else:
+        std = std_of(states, posterior.scale, q)
     return Moments(in_user_time(select(posterior.mean, q), direction(t), q), std)
 
 
@@ -205,9 +209,7 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
         index = None if flat is None else _saved_index(sol, flat)
         samples = _draw_chain(posterior, sol.t, index, keys, batch, q)
     else:
-        mean = saved_moments(sol, q).mean if flat is None else evaluate(posterior, sol.t, flat, q).mean
         samples = _draw_path(posterior, sol.t, flat, keys, batch, q)
-        samples = _shifted(mean, samples, sol.t, q)
     return jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
 
 
@@ -220,30 +222,24 @@ def _key(key: Any) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-@jax.jit
-def _shifted(mean: Field, deviations: Field, t: Array, q: Array) -> Field:
-    """The mean plus deviations of which there may be more times than of it."""
-
-    def shift(m: Array, x: Array) -> Array:
-        return m + x[:, : m.shape[0]]
-
-    return jax.tree.map(shift, mean, in_user_time(deviations, direction(t), q))
-
-
 @partial(jax.jit, static_argnames="batch")
 def _draw_chain(
     chain: Chain, t: Array, index: Int[Array, " k"] | None, keys: Array, batch: int, q: Array
 ) -> Field:
-    deviations = lax.map(lambda key: chain.draw(key, q), keys, batch_size=batch)
-    deviations = in_user_time(deviations, direction(t), q)
-    mean = in_user_time(select(chain.mean, q), direction(t), q)
-    samples = jax.tree.map(jnp.add, mean, deviations)
-    return samples if index is None else jax.tree.map(lambda x: x[:, index], samples)
+    sign = direction(t)
+    mean = in_user_time(select(chain.mean, q), sign, q)
+
+    def draw(key: Array) -> Field:
+        sample = jax.tree.map(jnp.add, mean, in_user_time(chain.draw(key, q), sign, q))
+        return sample if index is None else pick(sample, index)
+
+    return lax.map(draw, keys, batch_size=batch)
 
 
 def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, q: int) -> Field:
     traced = is_traced(t, at)
-    xp = jnp if traced else np
+    xp, steps = jnp if traced else np, t.size
+    mean = None if at is None else evaluate(path, t, at, q).mean
     if not traced and _bytes_per_state(path) * t.size < BATCH_BYTES:
         # Compiled code depends on the number of steps: a power of two, so that few numbers occur.
         length = 2 ** (t.size - 1).bit_length()
@@ -255,7 +251,8 @@ def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, 
         order = xp.argsort(nodes * xp.where(t[-1] >= t[0], 1, -1), stable=True)
         slots = xp.concatenate([np.full(t.size, at.size), np.arange(at.size)])[order]
         nodes, size = nodes[order], at.size
-    return _draw_nodes(path, t, nodes, slots, keys, size, batch, q)
+    samples = _draw_nodes(path, t, nodes, slots, mean, keys, size, batch, q)
+    return samples if at is not None or steps == size else jax.tree.map(lambda x: x[:, :steps], samples)
 
 
 def _lengthened(x: Array, length: int) -> np.ndarray:
@@ -269,9 +266,17 @@ def _draw_nodes(
     t: Array,
     nodes: Array,
     slots: Int[Array, " m"],
+    mean: Field | None,
     keys: Array,
     size: int,
     batch: int,
     q: Array,
 ) -> Field:
-    return lax.map(lambda key: path.draw(key, t, nodes, slots, size, q), keys, batch_size=batch)
+    sign = direction(t)
+    mean = in_user_time(select(path.mean, q), sign, q) if mean is None else mean
+
+    def draw(key: Array) -> Field:
+        deviation = path.draw(key, t, nodes, slots, size, q)
+        return jax.tree.map(jnp.add, mean, in_user_time(deviation, sign, q))
+
+    return lax.map(draw, keys, batch_size=batch)

@@ -26,18 +26,21 @@ from millipode.posterior import (
     Path,
     Posterior,
     calibrate,
+    chain_std,
     filtered_path,
     marginal_std,
-    std_of_y,
+    std_of,
 )
 from millipode.smoothing import (
     Anchor,
     Gaussian,
+    Links,
     Nodes,
     backward,
     chain,
     fixed_interval,
     move,
+    near,
     negligible,
     pick,
     predict,
@@ -158,7 +161,7 @@ class SaveSteps(SavePlan):
         states = _fill(fixed_interval(model.prior, nodes, filled, last), last, filled)
         path = Path(
             states.mean,
-            std_of_y(states, scale),
+            std_of(states, scale),
             states.covariance,
             nodes.covariance,
             gamma,
@@ -262,6 +265,7 @@ class Slots(NamedTuple):
 
     offset: tuple[Field, ...]
     kernel: Kernel
+    lead: Array
     gamma: Scale | None
 
 
@@ -279,6 +283,7 @@ class SmoothTimes(SaveTimes):
         slots = Slots(
             _unknown(state.mean, length),
             _allocate(kernel, length),
+            _allocate(state.t, length),
             _unknown(_dynamic(model, state.calibration), length),
         )
         anchor = Anchor(jax.tree.map(jnp.copy, state.mean), kernel)
@@ -300,7 +305,8 @@ class SmoothTimes(SaveTimes):
 
         def close(carry: tuple[Slots, Array, Kernel, Array]) -> tuple[Slots, Array, Kernel, Array]:
             slots, filled, kernel, start = carry
-            tau = _since(model, state, self.ahead(filled))
+            since = _since(model, state, self.ahead(filled))
+            tau = jnp.where(since <= near(prior.order, h), 0, since)
             transition, first = prior.transition(tau), start < 0
             kernel = seen_from(tau, jnp.maximum(start, 0), kernel)
             # The anchor's mean is its own, or Φ times the state's if the anchor lies in this step already. All
@@ -315,8 +321,10 @@ class SmoothTimes(SaveTimes):
                 jnp.maximum(filled - 1, 0),
                 filled > 0 if reverse else True,
             )
-            gammas = _put(slots.gamma, _dynamic(model, a.local_scale), filled)
-            return Slots(offsets, kernels, gammas), filled + 1, kernel.noise.identity(), tau
+            leads, gammas = _put(
+                (slots.lead, slots.gamma), (since - tau, _dynamic(model, a.local_scale)), filled
+            )
+            return Slots(offsets, kernels, leads, gammas), filled + 1, kernel.noise.identity(), tau
 
         slots, filled, kernel, start = while_loop(
             lambda carry: self.passed(model, a, accept, carry[1]),
@@ -364,16 +372,25 @@ class SmoothTimes(SaveTimes):
             jax.tree.map(lambda a, b: jnp.where(last < 0, jnp.nan, jnp.where(finished, a, b)), *pair)
             for pair in ((state.mean, anchor.mean), (offset, anchor.mean))
         )
-        offsets = _overwrite(_overwrite(slots.offset, b, before), mean, jnp.maximum(last, 0))
+        offsets = _overwrite(slots.offset, b, before)
         kernels = _overwrite(slots.kernel, anchor.kernel, before)
         pushed = anchor.kernel.push(state.covariance)
-        covariance = jax.tree.map(
-            lambda a, b: jnp.where(finished, a, b), state.covariance.square(), pushed
-        )
-        states = chain(offsets, kernels, last + 1, Gaussian(mean, covariance))
-        posterior = Chain(states.mean, std_of_y(states, scale), states.covariance, kernels, scale)
+        covariance = jax.tree.map(lambda a, b: jnp.where(finished, a, b), state.covariance.square(), pushed)
         gamma = _dynamic(model, state.calibration)
-        gammas = jax.tree.map(lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), slots.gamma, gamma)
+        gammas = jax.tree.map(
+            lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), slots.gamma, gamma
+        )
+        scales = jnp.ones_like(slots.lead) if gammas is None else gammas
+        links = Links(kernels, slots.lead, scales)
+        states = chain(model.prior, offsets, links, last + 1, Gaussian(mean, covariance))
+        posterior = Chain(
+            states.mean,
+            chain_std(model.prior, states, links, scale, 0),
+            states.covariance,
+            links,
+            scale,
+            model.prior,
+        )
         return Saved(self.times, posterior, gammas, last + 1)
 
 

@@ -53,6 +53,17 @@ def negligible(h: Array) -> Array:
     return h * jnp.finfo(h.dtype).eps ** 0.75
 
 
+def near(order: int, h: Array) -> Array:
+    """How soon after a step a state is too close to it to tell the two apart.
+
+    The filter knows H Y(t) exactly, and next to nothing else. Seen from a time τ later, Y(t) is a difference
+    quotient with 1/τ^ν in it, which rounding turns into ε (h/τ)^ν. To say that Y(t+τ) is Φ(τ) Y(t) plus
+    independent noise instead costs y only (τ/h)^(ν+1) of its standard deviation. The two meet here, for
+    standard deviations of 1e-5.
+    """
+    return h * (jnp.finfo(h.dtype).eps / 1e-5) ** (1 / (2 * order + 1))
+
+
 def predict(prior: Prior, c: Covariance, tau: Array, scale: Scale, y: Field, none: Array) -> Covariance:
     """The covariance a time ``tau`` later; the same one if that is no time at all."""
     predicted = c.predict(prior.transition(jnp.where(none, 1, tau)), scale, y)
@@ -113,26 +124,52 @@ class Anchor(NamedTuple):
         return Anchor(jax.tree.map(jnp.subtract, self.mean, moved), self.kernel)
 
 
-def chain(offsets: tuple[Field, ...], kernels: Kernel, count: Array, last: Gaussian) -> Gaussian:
-    """The posterior at a chain of states X_j = b_j + G_j X_{j+1} + noise.
+class Links(NamedTuple):
+    """How a chain of states hangs together, time first.
 
-    Number count−1 is ``last``, and its mean stands in ``offsets`` already.
+    Attributes:
+        kernel: from each state back to the one before it.
+        lead: how long after its state each saved time lies (zero for nearly all, see ``near``).
+        scale: γ there.
+    """
+
+    kernel: Kernel
+    lead: Array
+    scale: Scale
+
+
+def led(prior: Prior, c: Covariance, lead: Array, scale: Scale, y: Field) -> Covariance:
+    """The covariance at a saved time, from that of its state."""
+    return predict(prior, c, lead, scale, y, lead <= 0)
+
+
+def chain(prior: Prior, offsets: tuple[Field, ...], links: Links, count: Array, last: Gaussian) -> Gaussian:
+    """The posterior at a chain of states X_j = b_j + G_j X_{j+1} + noise, with means at the saved times.
+
+    Number count−1 is ``last``.
     """
 
     def run(inputs: tuple, reverse: bool) -> Gaussian:
-        offsets, kernels, count, last = inputs
+        arrays, offsets, links, count, last = inputs
+        prior = eqx.combine(arrays, static)
 
-        def step(later: Gaussian, kernel: Kernel, here: Gaussian) -> tuple[Gaussian, Gaussian]:
+        def step(later: Gaussian, link: tuple, here: Gaussian) -> tuple[Gaussian, Gaussian]:
+            kernel, lead = link
             mean = jax.tree.map(jnp.add, here.mean, kernel.apply(later.mean))
-            smoothed = Gaussian(mean, kernel.push(later.covariance))
-            return smoothed, smoothed
+            covariance = kernel.push(later.covariance)
+            return Gaussian(mean, covariance), Gaussian(move(prior, mean, lead), covariance)
 
-        covariances = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), kernels.noise)
         slot = jnp.maximum(count - 1, 0)
-        covariances = jax.tree.map(
-            lambda x, new: lax.dynamic_update_index_in_dim(x, new, slot, 0), covariances, last.covariance
+        unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), links.kernel.noise)
+        saved = Gaussian(move(prior, last.mean, links.lead[slot]), last.covariance)
+        result = jax.tree.map(
+            lambda x, new: lax.dynamic_update_index_in_dim(x, new, slot, 0),
+            Gaussian(offsets, unknown),
+            saved,
         )
-        result = Gaussian(offsets, covariances)
-        return backwards(step, last, lambda j: pick(kernels, j), result, count - 1, reverse=reverse)[1]
+        return backwards(
+            step, last, lambda j: pick((links.kernel, links.lead), j), result, count - 1, reverse=reverse
+        )[1]
 
-    return both_ways(run, (offsets, kernels, count, last))
+    arrays, static = eqx.partition(prior, eqx.is_array)
+    return both_ways(run, (arrays, offsets, links, count, last))

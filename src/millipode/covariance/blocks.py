@@ -8,7 +8,7 @@ The residual's row H = e₁ − J e₀ reads ``[−j, 1, 0, …]`` there, with j
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance.qr import Block, merge, reduced
+from millipode.covariance.qr import Block, merge, reduced, root_of
 from millipode.fields import safe_divide, safe_sqrt
 from millipode.priors import Transition
 
@@ -28,7 +28,8 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
 def predict(root: Block, transition: Transition, scale: Array) -> Block:
     """The same in unscaled coordinates."""
     _, moved, noise = _stack(root, transition, scale)
-    return reduced(moved, noise)[0] * transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
+    stack = jnp.concatenate([moved, noise])
+    return root_of(stack) * transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
 
 
 def _stack(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block, Block]:
@@ -92,9 +93,7 @@ def square(root: Block) -> Block:
 def push(gain: Block, noise: Block, root: Block) -> Block:
     """A root of G RᵀR Gᵀ + NᵀN: the covariance of G x + noise."""
     moved = product(root, jnp.swapaxes(gain, 0, 1))
-    stack = jnp.concatenate([moved, noise])
-    n = gain.shape[0]
-    return reduced(stack, jnp.zeros((n, n, *stack.shape[2:]), stack.dtype))[0]
+    return root_of(jnp.concatenate([moved, noise]))
 
 
 def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:

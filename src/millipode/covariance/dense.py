@@ -17,7 +17,7 @@ from millipode.covariance.protocol import (
     Innovation,
     Kernel,
 )
-from millipode.covariance.qr import triangularise
+from millipode.covariance.qr import householder, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.linearise import FullJacobian
 from millipode.priors import Transition
@@ -96,7 +96,7 @@ class Dense(Covariance):
     def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
         """By QR."""
         scales, _, moved, noise = self._stack(transition, scale, y)
-        return type(self)(triangularise(jnp.concatenate([moved, noise])) * scales)
+        return type(self)(root_of(jnp.concatenate([moved, noise])) * scales)
 
     def backward(self, transition: Transition, scale: Scale, y: Field) -> "DenseKernel":
         """By QR of the joint root [[R Φᵀ, R], [R_Σ, 0]], as in ``blocks.backward``."""
@@ -104,7 +104,7 @@ class Dense(Covariance):
         m = scales.size
         above = jnp.concatenate([moved, scaled], axis=1)
         below = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
-        triangle = triangularise(jnp.concatenate([above, below]))
+        triangle = householder(jnp.concatenate([above, below]), m)
         predicted, cross, left = triangle[:m, :m], triangle[:m, m:], triangle[m:, m:]
         # A pivot that is zero up to rounding marks a direction that is known already.
         lengths = jnp.sqrt(jnp.sum(predicted**2, axis=0))
@@ -137,7 +137,7 @@ class DenseKernel(Kernel):
 
     def push(self, covariance: Dense) -> Dense:
         """By QR."""
-        return Dense(triangularise(jnp.concatenate([covariance.root @ self.gain.T, self.noise.root])))
+        return Dense(root_of(jnp.concatenate([covariance.root @ self.gain.T, self.noise.root])))
 
     def compose(self, other: "DenseKernel") -> "DenseKernel":
         """By QR."""

@@ -1,10 +1,11 @@
 """Triangular square roots: three ways to the R of a QR decomposition, each where it is best.
 
-``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls LAPACK.
-``reduced`` chooses between them.
+``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls LAPACK and
+``householder`` is a loop. ``reduced`` and ``root_of`` choose between them.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +26,46 @@ def reduced(rows: Block, triangle: Block) -> tuple[Block, Block]:
     if math.prod(batch) > FEW:
         return merge(rows, triangle)
     n, stack = triangle.shape[0], jnp.concatenate([rows, triangle])
-    if not batch:
-        result = triangularise(stack)
-    else:
-        flat = jnp.moveaxis(stack.reshape(*stack.shape[:2], -1), -1, 0)
-        result = jnp.moveaxis(jax.vmap(triangularise)(flat), 0, -1)
-        result = result.reshape(*result.shape[:2], *batch)
+    result = _each(lambda s: householder(s, n), stack)
     return result[:n], result[n:, n:]
+
+
+@jax.custom_jvp
+def root_of(stack: Block) -> Block:
+    """Some R (n, n, *batch) with RᵀR = stackᵀstack, for whom only RᵀR matters.
+
+    Its derivative is Qᵀ d(stack): that of another R with the same RᵀR, and free of divisions, so that columns
+    which are zero but for rounding do no harm.
+    """
+    if math.prod(stack.shape[2:]) <= FEW:
+        return _each(lambda s: jnp.linalg.qr(s, mode="r"), stack)
+    return merge(stack, _zeros(stack))[0]
+
+
+@root_of.defjvp
+def _root_of_jvp(primals: tuple, tangents: tuple) -> tuple[Block, Block]:
+    (stack,), (change,) = primals, tangents
+    if math.prod(stack.shape[2:]) <= FEW:
+        root = root_of(stack)
+        return root, _each(lambda s, ds: jnp.linalg.qr(s)[0].T @ ds, lax.stop_gradient(stack), change)
+    zeros = _zeros(stack)
+    root, _, extra = _reflect(stack, zeros, (change, zeros))
+    return root, extra
+
+
+def _zeros(stack: Block) -> Block:
+    n = stack.shape[1]
+    return jnp.zeros((n, n, *stack.shape[2:]), stack.dtype)
+
+
+def _each(function: Callable[..., Array], *blocks: Block) -> Block:
+    """A function of matrices, applied to every block on its own."""
+    batch = blocks[0].shape[2:]
+    if not batch:
+        return function(*blocks)
+    flat = [jnp.moveaxis(b.reshape(*b.shape[:2], -1), -1, 0) for b in blocks]
+    result = jnp.moveaxis(jax.vmap(function)(*flat), 0, -1)
+    return result.reshape(*result.shape[:2], *batch)
 
 
 def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
@@ -46,8 +80,16 @@ def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
     Both blocks may have more than n columns. The reflections then act on them too, and the second result
     holds the rows below R there: the QR decomposition of a joint covariance, stopped half-way.
     """
+    root, left, _ = _reflect(rows, triangle, None)
+    return root, left
+
+
+def _reflect(
+    rows: Block, triangle: Block, extra: tuple[Block, Block] | None
+) -> tuple[Block, Block, Block | None]:
+    """``merge``, and the same reflections applied to an extra pair of blocks: (R, rows, extra rows of R)."""
     n = triangle.shape[0]
-    result = []
+    result, also = [], []
     for k in range(n):
         column, pivots = rows[:, 0], triangle[k, k:]
         norm = safe_sqrt(pivots[0] ** 2 + jnp.sum(column**2, axis=0))
@@ -58,7 +100,12 @@ def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
         below = jnp.zeros((k, *norm.shape), norm.dtype)
         result.append(jnp.concatenate([below, head * weights - pivots]))  # the sign keeps pivots positive
         rows = rows[:, 1:] - column[:, None] * weights[1:]
-    return jnp.stack(result), rows
+        if extra is not None:
+            other, below = extra
+            pull = (head * below[k] + jnp.sum(column[:, None] * other, axis=0)) * inverse
+            also.append(head * pull - below[k])
+            extra = other - column[:, None] * pull, below
+    return jnp.stack(result), rows, jnp.stack(also) if also else None
 
 
 @jax.custom_jvp
@@ -71,11 +118,13 @@ def triangularise(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
 def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
     # differentiate the reflections themselves, which follow LAPACK's signs.
-    return jax.jvp(_householder, primals, tangents)
+    n = primals[0].shape[1]
+    return jax.jvp(lambda stack: jnp.triu(householder(stack, n)[:n]), primals, tangents)
 
 
-def _householder(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
-    m, n = stack.shape
+def householder(stack: Float[Array, "m n"], columns: int) -> Float[Array, "m n"]:
+    """The stack after as many reflections as columns are to be triangular; what is below them is zero."""
+    m = stack.shape[0]
     place = jnp.arange(m)
 
     def reflect(a: Array, k: Array) -> tuple[Array, None]:
@@ -86,5 +135,5 @@ def _householder(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
         half_square = norm * norm - diagonal * a[k, k]  # ½ |normal|²
         return a - jnp.outer(normal, safe_divide(normal @ a, half_square)), None
 
-    reflected, _ = lax.scan(reflect, stack, jnp.arange(min(n, m - 1)))
-    return jnp.triu(reflected[:n])
+    reflected, _ = lax.scan(reflect, stack, jnp.arange(min(columns, m - 1)))
+    return reflected

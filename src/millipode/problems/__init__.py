@@ -1,4 +1,4 @@
-"""The paper's initial value problems, ready to solve.
+"""Initial value problems, ready to solve: the paper's, and two classics.
 
 >>> import millipode as mp
 >>> problem = mp.problems.van_der_pol(mu=10.0)
@@ -10,7 +10,16 @@ True
 from millipode.problems.fitzhugh_nagumo import fitzhugh_nagumo
 from millipode.problems.lorenz96 import lorenz96
 from millipode.problems.pleiades import pleiades
+from millipode.problems.populations import logistic, lotka_volterra
 from millipode.problems.problem import Problem
 from millipode.problems.van_der_pol import van_der_pol
 
-__all__ = ["Problem", "fitzhugh_nagumo", "lorenz96", "pleiades", "van_der_pol"]
+__all__ = [
+    "Problem",
+    "fitzhugh_nagumo",
+    "logistic",
+    "lorenz96",
+    "lotka_volterra",
+    "pleiades",
+    "van_der_pol",
+]
