@@ -1,7 +1,7 @@
 import os
 
 # Nearly all the time of these tests goes into compiling programs that then run for milliseconds, so compile
-# them quickly. What programs compute, and the memory that they take, is the same. Must come before JAX starts.
+# them quickly: what they compute, and the memory that they take, is the same. Must come before JAX starts.
 FULL_SPEED = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{FULL_SPEED} --xla_backend_optimization_level=0"
 

@@ -87,7 +87,7 @@ def unknown_major(covariance, n, d):
 
 
 class LinearPosterior:
-    """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times, no recursions.
+    """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times.
 
     All states are in internal time, unknown-major. The prior starts from exact derivatives, the data are zero
     residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown).

@@ -60,7 +60,7 @@ def test_save_times_cost_what_they_save():
 
 
 def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
-    """Nothing per step: what is saved, the state, the anchor, and room to work. To the last byte of scalars."""
+    """Nothing per step: what is saved, the state, the anchor, and room to work."""
     problem = mp.problems.lorenz96(10**6)
     times = jnp.linspace(3.0, 30.0, 10)
     loop, _ = copies_of_y(problem, mp.EK0(3), save=times)

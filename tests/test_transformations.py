@@ -46,6 +46,7 @@ def test_gradients_agree_with_finite_differences(solver, save, controller):
             args=x[2:],
             solver=solver,
             save=save,
+            smooth=False,  # tests/test_queries.py differentiates the smoother
             controller=controller,
             max_steps=40,
         )

@@ -207,7 +207,8 @@ def smoothing(smooth: Any, save: Any) -> None:
     if isinstance(smooth, str) and smooth == "recompute":
         if not (isinstance(save, str) and save == "steps"):
             raise ValueError(
-                "smooth='recompute' saves memory with save='steps'; any other save needs little with smooth=True."
+                "smooth='recompute' saves memory with save='steps'; any other save needs little with "
+                "smooth=True."
             )
     elif not isinstance(smooth, bool | np.bool_):
         raise ValueError(f"smooth must be True, False or 'recompute', got {smooth!r}.")

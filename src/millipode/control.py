@@ -5,7 +5,7 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
 
 from millipode.fields import Field, Scale, map_leaves, rms
 from millipode.initialise import Probe, time_scale
@@ -140,8 +140,8 @@ class Replay(Controller):
         start: how many steps came before.
     """
 
-    times: Array
-    start: Array
+    times: ArrayLike
+    start: ArrayLike
 
     def accepts(self, error: Array) -> Array:
         """All: they were accepted before."""
@@ -153,7 +153,7 @@ class Replay(Controller):
 
     def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
         """The next of the times."""
-        return self.times[steps - self.start]
+        return jnp.asarray(self.times)[steps - self.start]
 
     def first_step(self, p: Probe, order: int, span: Array) -> Array:
         """0."""

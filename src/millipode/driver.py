@@ -44,6 +44,7 @@ def split(setup: Setup) -> tuple[list[Array], tuple]:
 
 
 def join(static: tuple, arrays: list[Array]) -> Setup:
+    """What ``split`` has taken apart."""
     tree, constants, is_array = static
     moving = iter(arrays)
     merged = [next(moving) if a else c for c, a in zip(constants, is_array, strict=True)]

@@ -112,7 +112,7 @@ def _has_holes(field: VectorField, t0: Array, y0: Field) -> bool:
         inner = [primitives(sub) for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params)]
         return {eqn.primitive.name for eqn in jaxpr.eqns}.union(*inner)
 
-    return bool(HOLES & primitives(jax.make_jaxpr(field)(t0, y0).jaxpr))
+    return bool(HOLES & primitives(jax.make_jaxpr(lambda t, y: field(t, y))(t0, y0).jaxpr))
 
 
 def runge_kutta_limit(y0: Field) -> int:

@@ -4,7 +4,7 @@ The three functions are pure and compile to one program each. ``advance`` can be
 returned, which is how progress bars and long ``save="steps"`` runs work without a callback in the loop.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ from millipode.covariance import STRUCTURES
 from millipode.fields import Field, Scale, all_finite, dtype, rms, safe_sqrt
 from millipode.initialise import initialise, probe
 from millipode.posterior import Posterior
-from millipode.saving import Record, Saved, SavePlan
+from millipode.saving import Saved, SavePlan
 from millipode.solution import RUNNING, Stats, Status
 from millipode.step import Filter, State, attempt, take
 
@@ -58,7 +58,7 @@ class Carry(NamedTuple):
     rejected: Array
     f_evals: Array
     status: Array
-    record: Record
+    record: Any
 
 
 class Outcome(NamedTuple):

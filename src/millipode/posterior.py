@@ -1,8 +1,8 @@
 """The posterior that a solve leaves behind, and what can be asked of it.
 
-What was saved decides: ``Marginals`` know y at single times, a ``Chain`` knows states and how neighbours depend on
-each other, a ``Path`` knows every step and with it all times between. Means and covariances have the
-time as leading axis; covariances are those of the filter's own diffusion, and ``scale`` calibrates them.
+What was saved decides: ``Marginals`` know y at single times, a ``Chain`` knows states and how neighbours
+depend on each other, a ``Path`` knows every step and with it all times between. Means and covariances have
+the time as leading axis; covariances are those of the filter's own diffusion, and ``scale`` calibrates them.
 """
 
 import dataclasses
@@ -31,7 +31,6 @@ from millipode.smoothing import (
     pick,
     predict,
 )
-
 
 # What of a posterior does not have the time as leading axis.
 TIMELESS = ("scale", "prior")

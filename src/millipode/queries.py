@@ -63,8 +63,8 @@ def derivative(sol: "Solution", q: Any) -> int:
         )
     if q > known:
         raise ValueError(
-            "This solution kept y but not its derivatives. Pass save='steps', or save=times with smooth=True, "
-            "to solve."
+            "This solution kept y but not its derivatives. Pass save='steps', or save=times with "
+            "smooth=True, to solve."
         )
     return q
 
@@ -193,8 +193,8 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
     posterior = sol.posterior
     if not isinstance(posterior, Chain) and (not isinstance(posterior, Path) or posterior.filtered is None):
         raise ValueError(
-            "Joint samples need the smoothing posterior at more than one time: pass smooth=True (the default) "
-            "with save='steps' or save=times to solve."
+            "Joint samples need the smoothing posterior at more than one time: pass smooth=True (the "
+            "default) with save='steps' or save=times to solve."
         )
     try:
         num = operator.index(num)
@@ -255,7 +255,7 @@ def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, 
     return samples if at is not None or steps == size else jax.tree.map(lambda x: x[:, :steps], samples)
 
 
-def _lengthened(x: Array, length: int) -> np.ndarray:
+def _lengthened(x: Any, length: int) -> Any:
     x = np.asarray(x)
     return np.concatenate([x, np.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
 

@@ -13,7 +13,7 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from millipode.autodiff import while_loop
 from millipode.covariance import Kernel
@@ -46,7 +46,6 @@ from millipode.smoothing import (
     predict,
 )
 from millipode.step import Attempt, Filter, State, Taken
-
 
 # The longest stretch of steps that smoothing by recomputation takes at once.
 MAX_STRIDE = 4096
@@ -178,7 +177,7 @@ class CountSteps(SavePlan):
         stride: after how many steps to stop.
     """
 
-    stride: Array
+    stride: ArrayLike
 
     def empty(self, model: Filter, state: State) -> Record:
         """Room for as many times as a stride may ever have."""
@@ -255,7 +254,7 @@ class SaveTimes(SavePlan):
         return Saved(self.times, Marginals((moments.mean,), std), gamma, filled)
 
     def _at_end(self, model: Filter, state: State, record: Record, arrived: Array) -> Array:
-        """Whether the last time is still open and is t₁. Traced times may lie beyond, and are never reached."""
+        """Whether the last time is still open and is t₁; traced times may lie beyond, out of reach."""
         reached = model.vector_field.sign * (self.times[-1] - state.t) <= 0
         return arrived & reached & (record.filled == self.times.shape[0] - 1)
 
@@ -309,8 +308,8 @@ class SmoothTimes(SaveTimes):
             tau = jnp.where(since <= near(prior.order, h), 0, since)
             transition, first = prior.transition(tau), start < 0
             kernel = seen_from(tau, jnp.maximum(start, 0), kernel)
-            # The anchor's mean is its own, or Φ times the state's if the anchor lies in this step already. All
-            # of this is small matrices times the state: no field has to be there twice.
+            # The anchor's mean is its own, or Φ times the state's if the anchor lies in this step already.
+            # All of this is small matrices times the state: no field has to be there twice.
             inside = move(prior, state.mean, jnp.maximum(start, 0))
             mean = jax.tree.map(lambda x, y: jnp.where(first, x, y), anchor.mean, inside)
             offset = jax.tree.map(jnp.subtract, mean, kernel.after(transition).apply(state.mean))

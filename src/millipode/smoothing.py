@@ -73,7 +73,7 @@ def predict(prior: Prior, c: Covariance, tau: Array, scale: Scale, y: Field, non
 def backward(prior: Prior, c: Covariance, tau: Array, scale: Scale, y: Field, none: Array) -> Kernel:
     """The kernel from a time ``tau`` later back to now; the identity if that is no time at all."""
     kernel: Any = c.backward(prior.transition(jnp.where(none, 1, tau)), scale, y)
-    gain = jax.tree.map(lambda a, b: jnp.where(none, a, b), c.identity().gain, kernel.gain)  # type: ignore[attr-defined]
+    gain = jax.tree.map(lambda a, b: jnp.where(none, a, b), c.identity().gain, kernel.gain)
     noise = jax.tree.map(lambda x: jnp.where(none, 0, x), kernel.noise)
     return type(kernel)(gain, noise)
 
@@ -84,7 +84,7 @@ def move(prior: Prior, mean: tuple[Field, ...], tau: Array) -> tuple[Field, ...]
 
 
 def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> Gaussian:
-    """The posterior at the first ``count`` nodes, given it at node count−1; other entries stay as they are."""
+    """The posterior at the first ``count`` nodes, given it at node count−1."""
 
     def run(inputs: tuple, reverse: bool) -> Gaussian:
         arrays, nodes, count, last = inputs

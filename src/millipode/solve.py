@@ -12,9 +12,9 @@ from jaxtyping import ArrayLike, PyTree
 from millipode import checks
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
+from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, split, trimmed
 from millipode.fields import Field, dtype
 from millipode.linearise import DiagonalFirstOrder, VectorField
-from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, split, trimmed
 from millipode.loop import Outcome, Setup
 from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes, SmoothTimes
 from millipode.solution import Solution, SolveError

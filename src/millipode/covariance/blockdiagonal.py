@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -203,7 +203,7 @@ def _per_leaf(
 
 
 def _in_tiles(
-    function: Callable[..., tuple], shape: tuple[int, ...], arrays: list[Array | None], reuse: dict[int, int]
+    function: Callable[..., tuple], shape: tuple[int, ...], arrays: list[Any], reuse: dict[int, int]
 ) -> tuple:
     """Apply a function to tiles of unknowns; result o overwrites argument ``reuse[o]``.
 
@@ -214,14 +214,14 @@ def _in_tiles(
     if d < 2 * TILE:
         return function(*arrays)
 
-    def is_shared(x: Array | None) -> bool:
+    def is_shared(x: Any) -> bool:
         return x is None or x.ndim == 0
 
     flat = [x if is_shared(x) else x.reshape(*x.shape[: x.ndim - len(shape)], d) for x in arrays]
     overwritten = {i: o for o, i in reuse.items()}
 
     def process(start: Array | int, width: int, results: tuple) -> tuple:
-        def take(x: Array | None) -> Array | None:
+        def take(x: Any) -> Any:
             return x if is_shared(x) else lax.dynamic_slice_in_dim(x, start, width, axis=x.ndim - 1)
 
         current = [results[overwritten[i]] if i in overwritten else x for i, x in enumerate(flat)]

@@ -163,7 +163,8 @@ class Kernel(eqx.Module):
     Kernels know nothing of means, which are fields and live elsewhere.
     """
 
-    noise: eqx.AbstractVar[Covariance]
+    gain: eqx.AbstractVar[Any]
+    noise: eqx.AbstractVar[Any]
 
     @abc.abstractmethod
     def push(self, covariance: Any) -> Any:

@@ -1,11 +1,12 @@
 """Triangular square roots: three ways to the R of a QR decomposition, each where it is best.
 
-``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls LAPACK and
-``householder`` is a loop. ``reduced`` and ``root_of`` choose between them.
+``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls
+LAPACK, and ``householder`` is a loop. ``reduced`` and ``root_of`` choose between them.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,9 +85,7 @@ def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
     return root, left
 
 
-def _reflect(
-    rows: Block, triangle: Block, extra: tuple[Block, Block] | None
-) -> tuple[Block, Block, Block | None]:
+def _reflect(rows: Block, triangle: Block, extra: tuple[Block, Block] | None) -> tuple[Block, Block, Any]:
     """``merge``, and the same reflections applied to an extra pair of blocks: (R, rows, extra rows of R)."""
     n = triangle.shape[0]
     result, also = [], []

@@ -19,7 +19,7 @@ class Logistic:
         return self.rate * y * (1 - y)
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, "1"]) -> Float[Array, "1"]:
-        """r (1 − 2y)."""
+        """R (1 − 2y)."""
         return self.rate * (1 - 2 * y)
 
 
