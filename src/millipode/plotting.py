@@ -163,7 +163,8 @@ def _lines(
     top.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     bottom.set_ylabel("std")
     bottom.set_xlabel("t")
-    bottom.set_xlim(min(t), max(t))
+    if t.size > 1:
+        bottom.set_xlim(t.min(), t.max())
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
