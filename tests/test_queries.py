@@ -268,10 +268,10 @@ def test_a_million_unknowns_are_sampled_in_the_memory_of_the_samples():
     lowered = _draw_chain.lower(sol.posterior, sol.t, None, keys, 1, 0)
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 3
-    assert beyond < 20  # a few states of three fields, whatever the number of samples
+    assert beyond < 30  # a few states of three fields and their random bits
 
     every = mp.solve(problem.f, problem.y0, (0.0, 3e-3), **options)
     lowered = _draw_nodes.lower(every.posterior, every.t, every.t, np.arange(4), None, keys, 4, 1, 0)
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 4
-    assert beyond < 20
+    assert beyond < 30
