@@ -6,7 +6,7 @@ beforehand: how many steps there will be to save, and when to draw the progress 
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -143,40 +143,52 @@ def _square(covariance: Covariance) -> Covariance:
 FIRST_STRIDE = 16
 
 
-def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
-    """Smooth every step in the memory of √N states: keep a state now and then, and take the steps again.
+class Trail(NamedTuple):
+    """What a first pass leaves behind for a second one: a state now and then, and the times between.
 
-    Forwards, as many states are kept as there are steps between two of them; when they become more, every
-    other one is dropped. Backwards, each segment is solved once more from its state, smoothed, and reduced to
-    y alone.
+    Attributes:
+        starts: the states at the start of each segment.
+        times: the ends of the steps of each segment.
+        stride: how many steps a segment has; the last one may have fewer.
     """
+
+    starts: list[Carry]
+    times: list[np.ndarray]
+    stride: int
+
+    def coarser(self) -> "Trail":
+        """Two segments become one."""
+        times = [np.concatenate(pair) for pair in zip(self.times[::2], self.times[1::2], strict=True)]
+        return Trail(self.starts[::2], times, 2 * self.stride)
+
+
+def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+    """Smooth every step in the memory of √N states: keep a state now and then, and take the steps again."""
     setup = join(static, arrays)
-    pace = Pace(setup) if progress else None
-    kept: list[Carry] = []
-    ends: list[np.ndarray] = []
-    stride, carry = FIRST_STRIDE, begin(static, arrays, y0)
+    trail, final = _there(setup, begin(static, arrays, y0), budget, Pace(setup) if progress else None)
+    return _and_back(setup, trail, final)
+
+
+def _there(setup: Setup, carry: Carry, budget: int, pace: "Pace | None") -> tuple[Trail, Carry]:
+    """Forwards, with as many states kept as there are steps between two; if more, every other is dropped."""
+    trail = Trail([], [], FIRST_STRIDE)
     try:
         while True:
-            counting = setup._replace(plan=CountSteps(np.asarray(stride, np.int32)))
-            arrays, static = split(counting)
+            if not trail.starts or trail.times[-1].size == trail.stride:
+                trail.starts.append(jax.tree.map(jnp.copy, carry._replace(record=None)))
+                trail.times.append(np.zeros(0, carry.h.dtype))
+            room = trail.stride - trail.times[-1].size
+            arrays, static = split(setup._replace(plan=CountSteps(np.asarray(room, np.int32))))
             carry = carry._replace(record=_empty_record(static, arrays, carry))
-            if not kept or ends[-1].size == stride:
-                kept.append(jax.tree.map(jnp.copy, carry))
-                ends.append(np.zeros(0, carry.h.dtype))
             limit = pace.limit(carry) if pace else setup.max_steps
-            room = stride - ends[-1].size
-            counting = setup._replace(plan=CountSteps(np.asarray(room, np.int32)))
-            carry = advance_in_place(static, split(counting)[0], carry, np.int32(limit))
-            ends[-1] = np.concatenate(
-                [ends[-1], np.asarray(carry.record.buffers)[: int(carry.record.filled)]]
-            )
+            carry = advance_in_place(static, arrays, carry, np.int32(limit))
+            times = np.asarray(carry.record.buffers)[: int(carry.record.filled)]
+            trail.times[-1] = np.concatenate([trail.times[-1], times])
             if int(carry.status) != RUNNING or int(carry.steps) + int(carry.rejected) >= setup.max_steps:
                 break
-            if len(kept) == stride < MAX_STRIDE and ends[-1].size == stride:
-                kept = kept[::2]
-                ends = [np.concatenate(pair) for pair in zip(ends[::2], ends[1::2], strict=True)]
-                stride *= 2
-            if sum(x.nbytes for x in jax.tree.leaves(kept)) > budget:
+            if len(trail.starts) == trail.stride < MAX_STRIDE and trail.times[-1].size == trail.stride:
+                trail = trail.coarser()
+            if sum(x.nbytes for x in jax.tree.leaves(trail.starts)) > budget:
                 carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
                 break
         if pace:
@@ -184,19 +196,23 @@ def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int,
     finally:
         if pace:
             pace.close()
+    return trail, carry._replace(record=None)
 
+
+def _and_back(setup: Setup, trail: Trail, final: Carry) -> Outcome:
+    """Backwards: each segment is solved once more from its state, smoothed, and reduced to y alone."""
     outcomes = []
-    last = Gaussian(carry.state.mean, _square(carry.state.covariance))
-    final = carry._replace(record=None)
-    while kept:
-        start, times = kept.pop(), ends.pop()
-        replay = Replay(np.resize(times, stride), np.array(start.steps))
-        again = setup._replace(plan=SaveSteps(stride + 1, smooth=True), controller=replay)
+    last = Gaussian(final.state.mean, _square(final.state.covariance))
+    while trail.starts:
+        start, times = trail.starts.pop(), trail.times.pop()
+        replay = Replay(np.resize(times, trail.stride), np.array(start.steps))
+        again = setup._replace(plan=SaveSteps(trail.stride + 1, smooth=True), controller=replay)
         arrays, static = split(again)
         start = start._replace(
-            h=jnp.zeros_like(start.h), status=jnp.full_like(start.status, RUNNING), record=None
+            h=jnp.zeros_like(start.h),
+            status=jnp.full_like(start.status, RUNNING),
+            record=_empty_record(static, arrays, start),
         )
-        start = start._replace(record=_empty_record(static, arrays, start))
         limit = int(start.steps) + int(start.rejected) + times.size
         segment = advance_in_place(static, arrays, start, np.int32(limit))
         outcome, last = _collect_steps(static, arrays, final, segment.record, last)

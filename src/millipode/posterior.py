@@ -238,11 +238,6 @@ def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
     return jax.tree.map(lambda x: x * (sign**q).astype(x.dtype), derivative)
 
 
-def filtered_path(prior: Prior, nodes: Nodes, scale: Scale) -> Path:
-    """The filter's states, with the prediction between them."""
-    return Path(nodes.mean, std_of(nodes, scale), nodes.covariance, None, nodes.gamma, scale, prior)
-
-
 def std_of(states: Nodes | Gaussian, scale: Scale, q: Array | int = 0) -> Scale:
     """The calibrated standard deviations of y^(q), time first."""
     n = len(states.mean)

@@ -49,12 +49,9 @@ def derivative(sol: "Solution", q: Any) -> int:
             "This is a batch of solutions. Ask each of them under jax.vmap, for example "
             "jax.vmap(lambda s: s(0.5).mean)(sol)."
         )
-    try:
-        q = operator.index(q)
-    except TypeError as error:
-        raise TypeError(f"derivative must be an integer, got {q!r}.") from error
+    q = _integer(q, "derivative")
     known = len(sol.posterior.mean) - 1
-    if q < 0 or isinstance(q, bool):
+    if q < 0:
         raise ValueError(f"derivative must be an integer from 0 to {known}, got {q}.")
     if q > known and known:
         raise ValueError(
@@ -67,6 +64,15 @@ def derivative(sol: "Solution", q: Any) -> int:
             "smooth=True, to solve."
         )
     return q
+
+
+def _integer(x: Any, name: str) -> int:
+    try:
+        if isinstance(x, bool):
+            raise TypeError
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {x!r}.") from None
 
 
 def times(sol: "Solution", t: Any) -> tuple[Array, tuple[int, ...]]:
@@ -196,10 +202,7 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
             "Joint samples need the smoothing posterior at more than one time: pass smooth=True (the "
             "default) with save='steps' or save=times to solve."
         )
-    try:
-        num = operator.index(num)
-    except TypeError as error:
-        raise TypeError(f"num must be an integer, got {num!r}.") from error
+    num = _integer(num, "num")
     if num < 1:
         raise ValueError(f"num must be at least 1, got {num}.")
     key = _key(key)

@@ -91,8 +91,8 @@ def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> 
         prior = eqx.combine(arrays, static)
 
         def read(i: Array) -> tuple[Array, Scale, Covariance]:
-            h = jnp.abs(nodes.t[jnp.minimum(i + 1, nodes.t.size - 1)] - nodes.t[i])
             following = jnp.minimum(i + 1, nodes.t.size - 1)
+            h = jnp.abs(nodes.t[following] - nodes.t[i])
             scale = jnp.ones_like(h) if nodes.gamma is None else pick(nodes.gamma, following)
             return h, scale, pick(nodes.covariance, i)
 

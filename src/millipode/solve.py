@@ -14,9 +14,10 @@ from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
 from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, split, trimmed
 from millipode.fields import Field, dtype
+from millipode.fixedpoint import SmoothTimes
 from millipode.linearise import DiagonalFirstOrder, VectorField
 from millipode.loop import Outcome, Setup
-from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes, SmoothTimes
+from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes
 from millipode.solution import Solution, SolveError
 from millipode.solvers import EK0, Solver
 from millipode.step import Filter

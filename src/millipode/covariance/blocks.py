@@ -5,10 +5,12 @@ vectorised over the batch. Blocks are right factors, C = RᵀR, in the scaled co
 The residual's row H = e₁ − J e₀ reads ``[−j, 1, 0, …]`` there, with j = J T₀/T₁.
 """
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance.qr import Block, merge, reduced, root_of
+from millipode.covariance.qr import Block, divide, each, few, known, merge, reduced, root_of
 from millipode.fields import safe_divide, safe_sqrt
 from millipode.priors import Transition
 
@@ -21,7 +23,7 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
         transition: the prior's step.
         scale: the diffusion's root γ ≥ 0, ``()`` or of the batch's shape.
     """
-    _, moved, noise = _stack(root, transition, scale)
+    _, moved, noise = _stack(root, transition, scale, compact=False)
     return merge(moved, noise)[0]
 
 
@@ -32,24 +34,25 @@ def predict(root: Block, transition: Transition, scale: Array) -> Block:
     return root_of(stack) * transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
 
 
-def _stack(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block, Block]:
-    """R, R Φᵀ and scale·R_Σ in scaled coordinates."""
+def _stack(
+    root: Block, transition: Transition, scale: Array, compact: bool = True
+) -> tuple[Block, Block, Block]:
+    """R, R Φᵀ and scale·R_Σ in scaled coordinates; few instructions, or ones that fuse with others."""
     batch = (1,) * (root.ndim - 2)
     scaled = root / transition.scaling.reshape(-1, *batch)
     n = scaled.shape[1]
-    moved = jnp.stack(
-        [
-            sum(
-                transition.scaled_phi[i, j] * scaled[:, j]
-                for j in range(n)
-                if transition.phi[i][j] is not None
-            )
-            for i in range(n)
-        ],
-        axis=1,
-    )
+    if compact and few(root):
+        moved = jnp.einsum("kj...,ij->ki...", scaled, transition.scaled_phi, precision="highest")
+    else:
+        moved = jnp.stack([_row(transition, scaled, i) for i in range(n)], axis=1)
     noise = transition.scaled_root.reshape(n, n, *batch) * scale
     return scaled, moved, jnp.broadcast_to(noise, (n, n, *root.shape[2:]))
+
+
+def _row(transition: Transition, scaled: Block, i: int) -> Array:
+    """Column i of R Φᵀ, with the zeros of Φ left out."""
+    known = [j for j, p in enumerate(transition.phi[i]) if p is not None]
+    return functools.reduce(jnp.add, (transition.scaled_phi[i, j] * scaled[:, j] for j in known))
 
 
 def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block]:
@@ -68,20 +71,24 @@ def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, 
 
 def _back_substitute(triangle: Block, right: Block) -> Block:
     """X with R X = right; a pivot that is zero up to rounding marks a direction that is known already."""
+    if few(triangle):
+        return each(divide, triangle, right)
     n = triangle.shape[0]
-    eps = 16 * float(jnp.finfo(triangle.dtype).eps)
+    tiny = known(triangle.dtype) ** 2
     rows: list[Array] = [right[i] for i in range(n)]
     for i in reversed(range(n)):
-        known = sum(triangle[i, j] * rows[j] for j in range(i + 1, n))
+        solved = sum(triangle[i, j] * rows[j] for j in range(i + 1, n))
         length = jnp.sum(triangle[: i + 1, i] ** 2, axis=0)
-        pivot = jnp.where(triangle[i, i] ** 2 > eps**2 * length, triangle[i, i], 0)
-        rows[i] = safe_divide(right[i] - known, pivot)
+        pivot = jnp.where(triangle[i, i] ** 2 > tiny * length, triangle[i, i], 0)
+        rows[i] = safe_divide(right[i] - solved, pivot)
     return jnp.stack(rows)
 
 
 def product(a: Block, b: Block) -> Block:
     """A B, unknown by unknown."""
-    return sum(a[:, k, None] * b[k] for k in range(b.shape[0]))  # type: ignore[return-value]
+    if few(a):
+        return jnp.einsum("ik...,kj...->ij...", a, b, precision="highest")
+    return functools.reduce(jnp.add, (a[:, k, None] * b[k] for k in range(b.shape[0])))
 
 
 def square(root: Block) -> Block:
@@ -108,7 +115,11 @@ def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:
     inverse = safe_divide(jnp.ones_like(innovation), innovation)
     cosine, sine = first * inverse, second * inverse
     gain = (cosine * root[0] + sine * root[1]) * inverse
-    posterior = cosine * root[1] - sine * root[0]
+    value = -sine * root[0, 0]
+    # Exactly, where the rotation would leave rounding errors: with EK0, y' is known from now on.
+    derivative = jnp.zeros_like(value) if j is None else j * value
+    higher = cosine * root[1, 2:] - sine * root[0, 2:]
+    posterior = jnp.concatenate([jnp.stack([value, derivative]), higher])
     return innovation, gain, jnp.concatenate([posterior[None], root[2:]])
 
 

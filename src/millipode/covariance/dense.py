@@ -17,7 +17,7 @@ from millipode.covariance.protocol import (
     Innovation,
     Kernel,
 )
-from millipode.covariance.qr import householder, root_of, triangularise
+from millipode.covariance.qr import divide, householder, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.linearise import FullJacobian
 from millipode.priors import Transition
@@ -106,11 +106,7 @@ class Dense(Covariance):
         below = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
         triangle = householder(jnp.concatenate([above, below]), m)
         predicted, cross, left = triangle[:m, :m], triangle[:m, m:], triangle[m:, m:]
-        # A pivot that is zero up to rounding marks a direction that is known already.
-        lengths = jnp.sqrt(jnp.sum(predicted**2, axis=0))
-        known = jnp.abs(jnp.diagonal(predicted)) <= 16 * jnp.finfo(predicted.dtype).eps * lengths
-        predicted = jnp.where(known[:, None], jnp.eye(m, dtype=predicted.dtype), predicted)
-        gain = solve_triangular(predicted, jnp.where(known[:, None], 0, cross)).T
+        gain = divide(predicted, cross).T
         return DenseKernel(gain * scales[:, None] / scales, Dense(left * scales))
 
     def identity(self) -> "DenseKernel":

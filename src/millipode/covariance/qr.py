@@ -1,7 +1,8 @@
 """Triangular square roots: three ways to the R of a QR decomposition, each where it is best.
 
 ``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls
-LAPACK, and ``householder`` is a loop. ``reduced`` and ``root_of`` choose between them.
+LAPACK, and ``householder`` is a loop. ``reduced`` and ``root_of`` choose between them. Pivots are
+never negative.
 """
 
 import math
@@ -11,23 +12,38 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from millipode.fields import safe_divide, safe_sqrt
 
 Block = Float[Array, "k n *batch"]
 
-# Up to this many blocks, LAPACK's calls one by one are quick enough, and compile ten times faster.
+# Up to this many blocks, one loop over them is quick enough, and compiles ten times faster.
 FEW = 64
 
 
+def few(block: Block) -> bool:
+    """Whether to prefer short programs."""
+    return math.prod(block.shape[2:]) <= FEW
+
+
+def known(dtype: Any) -> float:
+    """A column of which reflections leave less than this counts as zero: a direction that is known exactly.
+
+    Rounding alone would decide where such a column points, and with it which of many roots is returned. Then
+    two programs for one root, say those of a value and of its derivative, would not speak of the same one.
+    """
+    return float(jnp.finfo(dtype).eps) ** 0.75
+
+
 def reduced(rows: Block, triangle: Block) -> tuple[Block, Block]:
-    """What ``merge`` gives, up to the signs of rows."""
-    batch = rows.shape[2:]
-    if math.prod(batch) > FEW:
-        return merge(rows, triangle)
+    """What ``merge`` gives, up to rotations of the second result."""
+    if not few(rows):
+        root, left, _ = _reflect(rows, triangle, None, known(rows.dtype))
+        return root, left
     n, stack = triangle.shape[0], jnp.concatenate([rows, triangle])
-    result = _each(lambda s: householder(s, n), stack)
+    result = each(lambda s: householder(s, n), stack)
     return result[:n], result[n:, n:]
 
 
@@ -38,20 +54,26 @@ def root_of(stack: Block) -> Block:
     Its derivative is Qᵀ d(stack): that of another R with the same RᵀR, and free of divisions, so that columns
     which are zero but for rounding do no harm.
     """
-    if math.prod(stack.shape[2:]) <= FEW:
-        return _each(lambda s: jnp.linalg.qr(s, mode="r"), stack)
-    return merge(stack, _zeros(stack))[0]
+    n = stack.shape[1]
+    if few(stack):
+        return each(lambda s: householder(s, n)[:n], stack)
+    return _reflect(stack, _zeros(stack), None, known(stack.dtype))[0]
 
 
 @root_of.defjvp
 def _root_of_jvp(primals: tuple, tangents: tuple) -> tuple[Block, Block]:
     (stack,), (change,) = primals, tangents
-    if math.prod(stack.shape[2:]) <= FEW:
-        root = root_of(stack)
-        return root, _each(lambda s, ds: jnp.linalg.qr(s)[0].T @ ds, lax.stop_gradient(stack), change)
+    stack, n = lax.stop_gradient(stack), stack.shape[1]
+    if few(stack):
+        rotated = each(lambda s: householder(jnp.concatenate([s, _one(s)], axis=1), n)[:n], stack)
+        return rotated[:, :n], each(jnp.matmul, rotated[:, n:], change)
     zeros = _zeros(stack)
-    root, _, extra = _reflect(stack, zeros, (change, zeros))
+    root, _, extra = _reflect(stack, zeros, (change, zeros), known(stack.dtype))
     return root, extra
+
+
+def _one(stack: Float[Array, "m n"]) -> Float[Array, "m m"]:
+    return jnp.eye(stack.shape[0], dtype=stack.dtype)
 
 
 def _zeros(stack: Block) -> Block:
@@ -59,7 +81,7 @@ def _zeros(stack: Block) -> Block:
     return jnp.zeros((n, n, *stack.shape[2:]), stack.dtype)
 
 
-def _each(function: Callable[..., Array], *blocks: Block) -> Block:
+def each(function: Callable[..., Array], *blocks: Block) -> Block:
     """A function of matrices, applied to every block on its own."""
     batch = blocks[0].shape[2:]
     if not batch:
@@ -81,17 +103,21 @@ def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
     Both blocks may have more than n columns. The reflections then act on them too, and the second result
     holds the rows below R there: the QR decomposition of a joint covariance, stopped half-way.
     """
-    root, left, _ = _reflect(rows, triangle, None)
+    root, left, _ = _reflect(rows, triangle, None, 0.0)
     return root, left
 
 
-def _reflect(rows: Block, triangle: Block, extra: tuple[Block, Block] | None) -> tuple[Block, Block, Any]:
+def _reflect(
+    rows: Block, triangle: Block, extra: tuple[Block, Block] | None, known: float
+) -> tuple[Block, Block, Any]:
     """``merge``, and the same reflections applied to an extra pair of blocks: (R, rows, extra rows of R)."""
     n = triangle.shape[0]
+    lengths = known**2 * (jnp.sum(rows[:, :n] ** 2, axis=0) + jnp.sum(triangle[:, :n] ** 2, axis=0))
     result, also = [], []
     for k in range(n):
         column, pivots = rows[:, 0], triangle[k, k:]
-        norm = safe_sqrt(pivots[0] ** 2 + jnp.sum(column**2, axis=0))
+        square = pivots[0] ** 2 + jnp.sum(column**2, axis=0)
+        norm = safe_sqrt(jnp.where(square > lengths[k], square, 0) if known else square)
         # Pivots are roots of variances, never negative, so this sum does not cancel.
         head = pivots[0] + norm
         inverse = safe_divide(jnp.ones_like(norm), norm * head)
@@ -110,29 +136,46 @@ def _reflect(rows: Block, triangle: Block, extra: tuple[Block, Block] | None) ->
 @jax.custom_jvp
 def triangularise(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
     """Upper triangular R with RᵀR = stackᵀstack, m ≥ n; R may be singular."""
-    return jnp.linalg.qr(stack, mode="r")
+    root = jnp.linalg.qr(stack, mode="r")
+    return jnp.where(jnp.diagonal(root)[:, None] < 0, -root, root)
 
 
 @triangularise.defjvp
 def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
-    # differentiate the reflections themselves, which follow LAPACK's signs.
+    # differentiate the reflections themselves.
     n = primals[0].shape[1]
     return jax.jvp(lambda stack: jnp.triu(householder(stack, n)[:n]), primals, tangents)
 
 
 def householder(stack: Float[Array, "m n"], columns: int) -> Float[Array, "m n"]:
-    """The stack after as many reflections as columns are to be triangular; what is below them is zero."""
+    """The stack after as many reflections as columns are to be triangular, with pivots ≥ 0.
+
+    What is below them is zero up to rounding.
+    """
     m = stack.shape[0]
     place = jnp.arange(m)
+    lengths = known(stack.dtype) ** 2 * jnp.sum(stack**2, axis=0)
 
     def reflect(a: Array, k: Array) -> tuple[Array, None]:
         column = jnp.where(place >= k, a[:, k], 0)
-        norm = safe_sqrt(jnp.sum(column**2))
+        square = jnp.sum(column**2)
+        norm = safe_sqrt(jnp.where(square > lengths[k], square, 0))
         diagonal = jnp.where(a[k, k] >= 0, -norm, norm)
         normal = jnp.where(place == k, column - diagonal, column)
         half_square = norm * norm - diagonal * a[k, k]  # ½ |normal|²
-        return a - jnp.outer(normal, safe_divide(normal @ a, half_square)), None
+        a = a - jnp.outer(normal, safe_divide(normal @ a, half_square))
+        # The sign of a[k, k] may be one of rounding's.
+        return jnp.where(((place == k) & (diagonal < 0))[:, None], -a, a), None
 
     reflected, _ = lax.scan(reflect, stack, jnp.arange(min(columns, m - 1)))
     return reflected
+
+
+def divide(triangle: Float[Array, "n n"], right: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    """X with R X = right; a pivot that is zero up to rounding marks a direction that is known already."""
+    triangle = jnp.triu(triangle)
+    lengths = jnp.sum(triangle**2, axis=0)
+    is_known = (jnp.diagonal(triangle) ** 2 <= known(triangle.dtype) ** 2 * lengths)[:, None]
+    one = jnp.eye(triangle.shape[0], dtype=triangle.dtype)
+    return solve_triangular(jnp.where(is_known, one, triangle), jnp.where(is_known, 0, right))
