@@ -66,12 +66,9 @@ def test_lorenz96_before_chaos(solver):
 @pytest.mark.parametrize(
     ("mu", "solver"),
     [
-        (1.0, mp.EK0(4)),
-        (1.0, mp.DiagonalEK1(4)),
         (1.0, mp.EK1(4)),
         (1e3, mp.EK0(2)),
         (1e3, mp.DiagonalEK1(4)),
-        (1e3, mp.EK1(4)),
         (1e6, mp.EK1(4)),
     ],
     ids=lambda x: x if isinstance(x, float) else type(x).__name__,
@@ -93,10 +90,13 @@ def test_van_der_pol_from_mild_to_famously_stiff(mu, solver):
 
 @pytest.mark.parametrize("nu", [4, 5])
 def test_jacobian_information_saves_steps_on_van_der_pol(nu):
+    def f(t, y, mu):  # with an argument, so that each solver compiles once
+        return jnp.stack([y[1], mu * ((1 - y[0] ** 2) * y[1] - y[0])])
+
     for mu in (1.0, 10.0, 100.0):
-        problem = mp.problems.van_der_pol(mu)
+        y0, t_span = mp.problems.van_der_pol(mu).y0, mp.problems.van_der_pol(mu).t_span
         ek1, diagonal, ek0 = (
-            int(mp.solve(problem.f, problem.y0, problem.t_span, solver=s, save="end").stats.steps)
+            int(mp.solve(f, y0, t_span, args=jnp.asarray(mu), solver=s, save="end").stats.steps)
             for s in (mp.EK1(nu), mp.DiagonalEK1(nu), mp.EK0(nu))
         )
         assert ek1 <= diagonal <= ek0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, Y0, name, nonlinear
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, Y0, name, nonlinear
 from millipode.posterior import marginal_std
 from oracle import LinearPosterior
 
@@ -58,7 +58,6 @@ EXACT = [
     ("full", mp.EK1, "dense", DYNAMIC, 3),
     ("diagonal", mp.DiagonalEK1, "blockdiagonal", DYNAMIC_VECTOR, 1),
     ("diagonal", mp.DiagonalEK1, "blockdiagonal", CONSTANT, 2),
-    ("diagonal", mp.DiagonalEK1, "dense", DYNAMIC_VECTOR, 2),
     ("diagonal", mp.DiagonalEK1, "blockdiagonal", CONSTANT_VECTOR, 3),
     ("quadrature", mp.EK0, "kronecker", CONSTANT, 1),
     ("quadrature", mp.EK0, "kronecker", DYNAMIC, 2),
@@ -105,7 +104,9 @@ def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, di
             np.testing.assert_array_equal(on_grid.std, sol.std)
             np.testing.assert_array_equal(chain.derivative(0).std, chain.std)
 
-    # Between different times: from the kernels, and from joint samples.
+    # Between different times, from joint samples. One order per structure, because these programs are large.
+    if order != 2:
+        return
     index = want.at(times)
     cross = want.covariance[np.ix_(index, range(2), [0], index, range(2), [0])][:, :, 0, :, :, 0]
     num = 4000
@@ -121,9 +122,15 @@ def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, di
         assert (np.abs(deviation.mean(axis=0)) <= 5.5 * np.sqrt(variance / num) + 1e-12).all()
 
 
-# In both directions of time, by turns. A dense EK0 or DiagonalEK1 is tried with one diffusion.
+# In both directions of time, by turns.
 SPANS = [(0.0, 1.0), (1.0, 0.0)]
-SMOOTHERS = [f for f in FILTERS if f[1] != "dense" or f[0] is mp.EK1 or f[2] is DYNAMIC_VECTOR]
+SMOOTHERS = [
+    *((mp.EK0, "kronecker", d) for d in (CONSTANT, DYNAMIC, CONSTANT_VECTOR)),
+    *((mp.EK0, "blockdiagonal", d) for d in (CONSTANT_VECTOR, DYNAMIC_VECTOR)),
+    *((mp.DiagonalEK1, "blockdiagonal", d) for d in (CONSTANT, DYNAMIC_VECTOR)),
+    (mp.DiagonalEK1, "dense", CONSTANT_VECTOR),
+    *((mp.EK1, "dense", d) for d in (CONSTANT, DYNAMIC)),
+]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ SMOOTHERS = [f for f in FILTERS if f[1] != "dense" or f[0] is mp.EK1 or f[2] is 
     ids=name,
 )
 def test_fixed_point_equals_fixed_interval_equals_the_filter_at_the_end(kind, structure, diffusion, t_span):
-    solver = kind(3, structure=structure, diffusion=diffusion)
+    solver = kind(2, structure=structure, diffusion=diffusion)
     options = dict(solver=solver, rtol=1e-4)
     steps = mp.solve(nonlinear, Y0, t_span, **options)
     end = mp.solve(nonlinear, Y0, t_span, save="end", **options)
@@ -141,7 +148,7 @@ def test_fixed_point_equals_fixed_interval_equals_the_filter_at_the_end(kind, st
     np.testing.assert_allclose(steps.std[-1], end.std[-1], rtol=1e-12)
     np.testing.assert_allclose(steps.log_evidence, end.log_evidence, rtol=1e-12)
     path = steps.posterior
-    filtered = jax.jit(jax.vmap(lambda c: marginal_std(c, Y0, 0, 4, path.scale)))(path.filtered)
+    filtered = jax.jit(jax.vmap(lambda c: marginal_std(c, Y0, 0, 3, path.scale)))(path.filtered)
     filtered = np.reshape(filtered, (t.size, -1))
     assert (steps.std <= filtered * (1 + 1e-10)).all()
     assert (steps.std < 0.999 * filtered).any()
@@ -157,7 +164,7 @@ def test_fixed_point_equals_fixed_interval_equals_the_filter_at_the_end(kind, st
     on_grid = np.isin(times, t)
     index = [int(np.flatnonzero(t == s)[0]) for s in times[on_grid]]
     np.testing.assert_allclose(chain.mean[on_grid], steps.mean[np.array(index)], rtol=1e-12, atol=1e-12)
-    for q in (1, 3):
+    for q in (1, 2):
         a, b = chain.derivative(q), steps(times, derivative=q)
         np.testing.assert_allclose(a.mean, b.mean, rtol=1e-9, atol=1e-9 * float(jnp.abs(b.mean).max()))
         np.testing.assert_allclose(a.std, b.std, rtol=1e-6, atol=1e-8 * float(b.std.max()))
@@ -184,7 +191,7 @@ def test_more_save_times_change_nothing_at_the_others():
     np.testing.assert_allclose(one.std, many.std[6:7], rtol=1e-10)
 
 
-@pytest.mark.parametrize("order", [1, 3, 6])
+@pytest.mark.parametrize("order", [1, 4])
 def test_save_times_close_to_steps(order):
     """A hair before or after a step there is no room for a difference quotient; y must not notice."""
     options = dict(solver=mp.EK0(order), rtol=1e-5 if order > 1 else 1e-3, max_steps=4000)
@@ -230,7 +237,7 @@ def test_pytrees():
         return {"a": -y["b"][0] * y["a"], "b": (jnp.sin(t) - y["b"][0], 0.1 * y["b"][1])}
 
     y0 = {"a": jnp.ones((2, 3)), "b": (jnp.array(0.5), jnp.arange(4.0))}
-    for solver in (mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), mp.EK1(2, diffusion=CONSTANT)):
+    for solver in (mp.DiagonalEK1(1, diffusion=DYNAMIC_VECTOR), mp.EK1(1, diffusion=CONSTANT)):
         sol = mp.solve(f, y0, (0.0, 1.0), solver=solver)
         chain = mp.solve(f, y0, (0.0, 1.0), solver=solver, save=[0.25, 0.5, 1.0])
         dense = sol(chain.t)

@@ -50,5 +50,5 @@ def test_without_tqdm_the_user_is_told_what_to_install(monkeypatch):
 
 def test_the_bar_is_closed_when_the_solve_fails(capsys):
     with pytest.raises(mp.SolveError):
-        mp.solve(lambda t, y: y**2, jnp.ones(1), (0.0, 2.0), progress=True)
+        mp.solve(lambda t, y: y**2, jnp.ones(1), (0.0, 2.0), progress=True, save="end")
     assert "accepted" in capsys.readouterr().err

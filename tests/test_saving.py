@@ -149,10 +149,14 @@ def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
 @pytest.mark.parametrize("diffusion", [CONSTANT, CONSTANT_VECTOR], ids=name)
 def test_constant_diffusion_scales_everything_that_leaves(diffusion):
     """Multiplying the problem by 100 multiplies all standard deviations by 100, however saved."""
+
+    def f(t, y):
+        return -y * jnp.array([1.0, 2.0])
+
     for save in ("end", "steps", np.array([0.7, 1.0])):
         small, large = (
             mp.solve(
-                lambda t, y: -y * jnp.array([1.0, 2.0]),
+                f,
                 c * jnp.ones(2),
                 (0.0, 1.0),
                 solver=mp.EK0(2, diffusion=diffusion),

@@ -23,10 +23,8 @@ ADAPTIVE, FIXED = mp.PIController(), mp.FixedStep(0.125)
 GRADIENTS = [
     (mp.EK0(2, diffusion=DYNAMIC), "end", ADAPTIVE),
     (mp.EK0(2, diffusion=CONSTANT_VECTOR), (0.5, 1.0), FIXED),
-    (mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), "end", FIXED),
-    (mp.DiagonalEK1(2, diffusion=CONSTANT), "steps", ADAPTIVE),
-    (mp.EK1(2, diffusion=DYNAMIC), (0.3, 1.0), ADAPTIVE),
-    (mp.EK1(2, diffusion=CONSTANT), "end", FIXED),
+    (mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), "steps", ADAPTIVE),
+    (mp.EK1(2, diffusion=CONSTANT), (0.3, 1.0), FIXED),
 ]
 
 
@@ -85,7 +83,7 @@ def test_closed_over_values_are_differentiated():
 
 @pytest.mark.parametrize(
     "solver",
-    [mp.EK0(3), mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR), mp.EK1(3)],
+    [mp.EK0(2), mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), mp.EK1(2)],
     ids=lambda s: type(s).__name__,
 )
 def test_vmap_is_a_loop_over_solves(solver):
@@ -102,11 +100,14 @@ def test_vmap_is_a_loop_over_solves(solver):
         np.testing.assert_allclose(together.mean[i], alone.mean, rtol=1e-10)
         np.testing.assert_allclose(together.std[i], alone.std, rtol=1e-7)
         assert together.stats.steps[i] == alone.stats.steps
-    starts = jax.vmap(
-        lambda y: mp.solve(lotka_volterra, y, (0.0, 1.0), args=P, solver=solver, save="end").mean[-1]
-    )(jnp.stack([Y0, 2 * Y0]))
-    alone = mp.solve(lotka_volterra, 2 * Y0, (0.0, 1.0), args=P, solver=solver, save="end")
-    np.testing.assert_allclose(starts[1], alone.mean[-1], rtol=1e-10)
+
+
+def test_vmap_over_initial_values():
+    def one(y):
+        return mp.solve(lotka_volterra, y, (0.0, 1.0), args=P, solver=mp.EK0(2), save="end").mean[-1]
+
+    starts = jnp.stack([Y0, 2 * Y0])
+    np.testing.assert_allclose(jax.vmap(one)(starts)[1], one(starts[1]), rtol=1e-10)
 
 
 def test_vmapped_gradients():

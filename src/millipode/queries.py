@@ -55,8 +55,8 @@ def derivative(sol: "Solution", q: Any) -> int:
         raise ValueError(f"derivative must be an integer from 0 to {known}, got {q}.")
     if q > known and known:
         raise ValueError(
-            f"The {q}th derivative is not part of the model, which has y and {known} derivatives; solve with "
-            f"a solver of order {q} or higher."
+            f"derivative = {q}, but in this model y has {known} derivatives; solve with a solver of order "
+            f"{q} or higher."
         )
     if q > known:
         raise ValueError(
@@ -152,7 +152,7 @@ def _evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
     # not depend on the number of steps, because states are picked in another.
     xp = jnp if is_traced(at) else np
     count = at.size
-    padded = xp.concatenate([at, xp.broadcast_to(at[-1], (2 ** (count - 1).bit_length() - count,))])
+    padded = xp.concatenate([at, xp.broadcast_to(at[-1], (_round_up(count) - count,))])
     left, right = _around(path, t, padded)
     moments = _between(path.prior, path.scale, left, right, padded, t[0], t[-1], q, path.filtered is not None)
     return moments if padded.size == count else _cut(moments, count)
@@ -243,23 +243,36 @@ def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, 
     traced = is_traced(t, at)
     xp, steps = jnp if traced else np, t.size
     mean = None if at is None else evaluate(path, t, at, q).mean
-    if not traced and _bytes_per_state(path) * t.size < BATCH_BYTES:
-        # Compiled code depends on the number of steps: a power of two, so that few numbers occur.
-        length = 2 ** (t.size - 1).bit_length()
-        path = path.joined([], lambda x: _lengthened(x, length))
-        t = _lengthened(t, length)
-    nodes, slots, size = t, np.arange(t.size), t.size
+    # Compiled code depends on the numbers of steps and of times: powers of two, so that few of them occur.
+    most = steps if at is None else max(steps, at.size)
+    rounded = not traced and _bytes_per_state(path) * most < BATCH_BYTES
+    if rounded:
+        path = path.joined([], lambda x: _lengthened(x, _round_up(steps)))
+        t = _lengthened(t, _round_up(steps))
+    nodes, slots, size = t, np.arange(t.size), steps
     if at is not None:
+        size = at.size
+        if rounded:
+            at = _lengthened(at, _round_up(size))
+            mean = jax.tree.map(lambda x: _lengthened(x, at.size), mean)
         nodes = xp.concatenate([t, at])
         order = xp.argsort(nodes * xp.where(t[-1] >= t[0], 1, -1), stable=True)
         slots = xp.concatenate([np.full(t.size, at.size), np.arange(at.size)])[order]
-        nodes, size = nodes[order], at.size
-    samples = _draw_nodes(path, t, nodes, slots, mean, keys, size, batch, q)
-    return samples if at is not None or steps == size else jax.tree.map(lambda x: x[:, :steps], samples)
+        nodes = nodes[order]
+    length = t.size if at is None else at.size
+    samples = _draw_nodes(path, t, nodes, slots, mean, keys, length, batch, q)
+    return samples if size == length else jax.tree.map(lambda x: x[:, :size], samples)
+
+
+def _round_up(count: int) -> int:
+    """To a power of two."""
+    return 2 ** (count - 1).bit_length()
 
 
 def _lengthened(x: Any, length: int) -> Any:
     x = np.asarray(x)
+    if x.shape[0] == length:
+        return x
     return np.concatenate([x, np.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
 
 

@@ -17,7 +17,7 @@ from millipode.covariance.protocol import (
     Innovation,
     Kernel,
 )
-from millipode.covariance.qr import divide, householder, root_of, triangularise
+from millipode.covariance.qr import divide, reduced, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.linearise import FullJacobian
 from millipode.priors import Transition
@@ -104,9 +104,8 @@ class Dense(Covariance):
         m = scales.size
         above = jnp.concatenate([moved, scaled], axis=1)
         below = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
-        triangle = householder(jnp.concatenate([above, below]), m)
-        predicted, cross, left = triangle[:m, :m], triangle[:m, m:], triangle[m:, m:]
-        gain = divide(predicted, cross).T
+        triangle, left = reduced(above, below)
+        gain = divide(triangle[:, :m], triangle[:, m:]).T
         return DenseKernel(gain * scales[:, None] / scales, Dense(left * scales))
 
     def identity(self) -> "DenseKernel":

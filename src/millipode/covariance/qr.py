@@ -1,8 +1,11 @@
 """Triangular square roots: three ways to the R of a QR decomposition, each where it is best.
 
-``merge`` is unrolled and vectorised over blocks: fastest to run, slowest to compile. ``triangularise`` calls
-LAPACK, and ``householder`` is a loop. ``reduced`` and ``root_of`` choose between them. Pivots are
-never negative.
+Unrolled reflections are vectorised over blocks: fastest to run, slowest to compile. The same reflections in a
+loop are for single matrices and few blocks, and LAPACK is for a matrix that is regular.
+
+Of many square roots of a covariance each function returns one, and its derivative must be that of the same
+one. Values and derivatives may be computed by different programs, so rounding must not decide which: pivots
+are never negative, and a column that is zero up to rounding is not reflected at all (``known``).
 """
 
 import math
@@ -29,21 +32,17 @@ def few(block: Block) -> bool:
 
 
 def known(dtype: Any) -> float:
-    """A column of which reflections leave less than this counts as zero: a direction that is known exactly.
-
-    Rounding alone would decide where such a column points, and with it which of many roots is returned. Then
-    two programs for one root, say those of a value and of its derivative, would not speak of the same one.
-    """
+    """A column that keeps less than this of its length counts as zero: a direction that is known exactly."""
     return float(jnp.finfo(dtype).eps) ** 0.75
 
 
 def reduced(rows: Block, triangle: Block) -> tuple[Block, Block]:
-    """What ``merge`` gives, up to rotations of the second result."""
+    """What ``merge`` gives, with columns of mere rounding taken for zero."""
     if not few(rows):
         root, left, _ = _reflect(rows, triangle, None, known(rows.dtype))
         return root, left
-    n, stack = triangle.shape[0], jnp.concatenate([rows, triangle])
-    result = each(lambda s: householder(s, n), stack)
+    n = triangle.shape[0]
+    result = each(_scan, rows, triangle)
     return result[:n], result[n:, n:]
 
 
@@ -56,24 +55,26 @@ def root_of(stack: Block) -> Block:
     """
     n = stack.shape[1]
     if few(stack):
-        return each(lambda s: householder(s, n)[:n], stack)
+        return each(lambda s: _scan(s, _zeros(s))[:n], stack)
     return _reflect(stack, _zeros(stack), None, known(stack.dtype))[0]
 
 
 @root_of.defjvp
 def _root_of_jvp(primals: tuple, tangents: tuple) -> tuple[Block, Block]:
     (stack,), (change,) = primals, tangents
-    stack, n = lax.stop_gradient(stack), stack.shape[1]
+    stack, n, zeros = lax.stop_gradient(stack), stack.shape[1], _zeros(stack)
     if few(stack):
-        rotated = each(lambda s: householder(jnp.concatenate([s, _one(s)], axis=1), n)[:n], stack)
+        # All of Qᵀ, because a loop must not mix what is linear in the change with what is not.
+        rotated = each(_scan_with_rotation, stack)
         return rotated[:, :n], each(jnp.matmul, rotated[:, n:], change)
-    zeros = _zeros(stack)
     root, _, extra = _reflect(stack, zeros, (change, zeros), known(stack.dtype))
     return root, extra
 
 
-def _one(stack: Float[Array, "m n"]) -> Float[Array, "m m"]:
-    return jnp.eye(stack.shape[0], dtype=stack.dtype)
+def _lengths(rows: Block, triangle: Block) -> Array:
+    """Of the columns that become triangular, squared."""
+    n = triangle.shape[0]
+    return jnp.sum(rows[:, :n] ** 2, axis=0) + jnp.sum(triangle[:, :n] ** 2, axis=0)
 
 
 def _zeros(stack: Block) -> Block:
@@ -89,6 +90,31 @@ def each(function: Callable[..., Array], *blocks: Block) -> Block:
     flat = [jnp.moveaxis(b.reshape(*b.shape[:2], -1), -1, 0) for b in blocks]
     result = jnp.moveaxis(jax.vmap(function)(*flat), 0, -1)
     return result.reshape(*result.shape[:2], *batch)
+
+
+def _scan(rows: Float[Array, "m k"], triangle: Float[Array, "n k"]) -> Float[Array, "n+m k"]:
+    """``_reflect`` as a loop, for one block: R, its zeros up to rounding, above what is left of rows."""
+    n = triangle.shape[0]
+    lengths = known(rows.dtype) ** 2 * _lengths(rows, triangle)
+
+    def reflect(rows: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
+        k, pivots = inputs
+        column = rows[:, k]
+        square = pivots[k] ** 2 + jnp.sum(column**2)
+        norm = safe_sqrt(jnp.where(square > lengths[k], square, 0))
+        head = pivots[k] + norm
+        weights = (head * pivots + column @ rows) * safe_divide(jnp.ones_like(norm), norm * head)
+        return rows - jnp.outer(column, weights), head * weights - pivots
+
+    left, root = lax.scan(reflect, rows, (jnp.arange(n), triangle))
+    return jnp.concatenate([root, left])
+
+
+def _scan_with_rotation(stack: Float[Array, "m n"]) -> Float[Array, "n n+m"]:
+    """R and Qᵀ of a stack."""
+    m, n = stack.shape
+    rows = jnp.concatenate([stack, jnp.eye(m, dtype=stack.dtype)], axis=1)
+    return _scan(rows, jnp.zeros((n, n + m), stack.dtype))[:n]
 
 
 def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
@@ -112,7 +138,7 @@ def _reflect(
 ) -> tuple[Block, Block, Any]:
     """``merge``, and the same reflections applied to an extra pair of blocks: (R, rows, extra rows of R)."""
     n = triangle.shape[0]
-    lengths = known**2 * (jnp.sum(rows[:, :n] ** 2, axis=0) + jnp.sum(triangle[:, :n] ** 2, axis=0))
+    lengths = known**2 * _lengths(rows, triangle)
     result, also = [], []
     for k in range(n):
         column, pivots = rows[:, 0], triangle[k, k:]
@@ -145,31 +171,7 @@ def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
     # differentiate the reflections themselves.
     n = primals[0].shape[1]
-    return jax.jvp(lambda stack: jnp.triu(householder(stack, n)[:n]), primals, tangents)
-
-
-def householder(stack: Float[Array, "m n"], columns: int) -> Float[Array, "m n"]:
-    """The stack after as many reflections as columns are to be triangular, with pivots ≥ 0.
-
-    What is below them is zero up to rounding.
-    """
-    m = stack.shape[0]
-    place = jnp.arange(m)
-    lengths = known(stack.dtype) ** 2 * jnp.sum(stack**2, axis=0)
-
-    def reflect(a: Array, k: Array) -> tuple[Array, None]:
-        column = jnp.where(place >= k, a[:, k], 0)
-        square = jnp.sum(column**2)
-        norm = safe_sqrt(jnp.where(square > lengths[k], square, 0))
-        diagonal = jnp.where(a[k, k] >= 0, -norm, norm)
-        normal = jnp.where(place == k, column - diagonal, column)
-        half_square = norm * norm - diagonal * a[k, k]  # ½ |normal|²
-        a = a - jnp.outer(normal, safe_divide(normal @ a, half_square))
-        # The sign of a[k, k] may be one of rounding's.
-        return jnp.where(((place == k) & (diagonal < 0))[:, None], -a, a), None
-
-    reflected, _ = lax.scan(reflect, stack, jnp.arange(min(columns, m - 1)))
-    return reflected
+    return jax.jvp(lambda stack: jnp.triu(_scan(stack, _zeros(stack))[:n]), primals, tangents)
 
 
 def divide(triangle: Float[Array, "n n"], right: Float[Array, "n k"]) -> Float[Array, "n k"]:
