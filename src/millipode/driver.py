@@ -5,7 +5,6 @@ beforehand: how many steps there will be to save, and when to draw the progress 
 """
 
 import time
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from millipode import checks, loop
+from millipode.compiling import compiled
 from millipode.control import Replay
 from millipode.covariance import Covariance
 from millipode.diffusion import DynamicDiffusion
@@ -63,7 +63,7 @@ def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carr
     return loop.advance(join(static, arrays), carry, limit)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
     """The whole solve as one program."""
     setup = join(static, arrays)
@@ -71,22 +71,22 @@ def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
     return loop.finish(setup, carry)
 
 
-begin = jax.jit(_start, static_argnums=0)
-advance_in_place = jax.jit(_run, static_argnums=0, donate_argnums=2)
+begin = compiled(_start, static_argnums=0)
+advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def _empty_record(static: tuple, arrays: list[Array], carry: Carry) -> Any:
     setup = join(static, arrays)
     return setup.plan.empty(setup.model, carry.state)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
     return loop.finish(join(static, arrays), carry)
 
 
-@partial(jax.jit, static_argnums=0)
+@compiled(static_argnums=0)
 def _collect_steps(
     static: tuple, arrays: list[Array], carry: Carry, record: Record, last: Gaussian
 ) -> tuple[Outcome, Gaussian]:
@@ -134,7 +134,7 @@ def in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, prog
     return trimmed(outcomes[::-1], isinstance(setup.model.diffusion, DynamicDiffusion))
 
 
-@jax.jit
+@compiled
 def _square(covariance: Covariance) -> Covariance:
     return covariance.square()
 

@@ -4,7 +4,6 @@ What a solution can answer depends on what was saved; every refusal says what to
 """
 
 import operator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PyTree
 
+from millipode.compiling import compiled
 from millipode.fields import Field, Scale
 from millipode.posterior import (
     Chain,
@@ -102,7 +102,7 @@ def look_up(sol: "Solution", t: Array, q: int) -> Moments:
     return _pick(saved_moments(sol, q), _saved_index(sol, t))
 
 
-_pick = jax.jit(pick)
+_pick = compiled(pick)
 
 
 def _saved_index(sol: "Solution", t: Array) -> np.ndarray:
@@ -130,7 +130,7 @@ def saved_moments(sol: "Solution", q: int) -> Moments:
     return _saved_derivative(posterior, sol.t, q)
 
 
-@jax.jit
+@compiled
 def _saved_derivative(posterior: Path | Chain, t: Array, q: Array) -> Moments:
     states = Gaussian(posterior.mean, posterior.covariance)
     if isinstance(posterior, Chain):
@@ -158,12 +158,12 @@ def _evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
     return moments if padded.size == count else _cut(moments, count)
 
 
-@jax.jit
+@compiled
 def _around(path: Path, t: Array, at: Array) -> tuple[Node, Node]:
     return path.around(t, at)
 
 
-@partial(jax.jit, static_argnames="smoothed")
+@compiled(static_argnames="smoothed")
 def _between(
     prior: Prior,
     scale: Scale,
@@ -185,7 +185,7 @@ def _between(
     return jax.vmap(one)(left, right, t)
 
 
-@partial(jax.jit, static_argnums=1)
+@compiled(static_argnums=1)
 def _cut(moments: Moments, count: int) -> Moments:
     return jax.tree.map(lambda x: x[:count], moments)
 
@@ -225,7 +225,7 @@ def _key(key: Any) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-@partial(jax.jit, static_argnames="batch")
+@compiled(static_argnames="batch")
 def _draw_chain(
     chain: Chain, t: Array, index: Int[Array, " k"] | None, keys: Array, batch: int, q: Array
 ) -> Field:
@@ -276,7 +276,7 @@ def _lengthened(x: Any, length: int) -> Any:
     return np.concatenate([x, np.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
 
 
-@partial(jax.jit, static_argnames=("size", "batch"))
+@compiled(static_argnames=("size", "batch"))
 def _draw_nodes(
     path: Path,
     t: Array,

@@ -2,7 +2,6 @@
 
 import enum
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode import queries
+from millipode.compiling import compiled
 from millipode.fields import Scale, same_structure
 from millipode.posterior import Moments, Path, Posterior
 
@@ -238,7 +238,7 @@ def _expand(std: Scale, mean: PyTree) -> PyTree:
     return jax.tree.map(lambda m: spread(std, m), mean)
 
 
-@partial(jax.jit, static_argnums=1)
+@compiled(static_argnums=1)
 def _in_shape(moments: Moments, shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
     both = moments.mean, _expand(moments.std, moments.mean)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), both)

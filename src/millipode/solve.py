@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import ArrayLike, PyTree
 
 from millipode import checks
+from millipode.compiling import outside_transformations
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
 from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, split, trimmed
@@ -83,7 +84,7 @@ def solve(
     setup, y0, budget = prepare(
         f, y0, t_span, solver, args, rtol, atol, save, smooth, dt0, controller, max_steps
     )
-    concrete = _outside_transformations()
+    concrete = outside_transformations()
     dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
     if progress and not concrete:
         raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
@@ -165,7 +166,7 @@ def _save_plan(
         times = checks.save_times(save, t0, t1)
         return (SmoothTimes(times) if smooth else SaveTimes(times)), 0
     span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
-    bounded = _outside_transformations()
+    bounded = outside_transformations()
     budget = checks.memory_for_steps(y0, solver, smooth, controller, span, max_steps, bounded)
     if smooth == "recompute":
         return CountSteps(np.asarray(FIRST_STRIDE, np.int32)), budget
@@ -179,15 +180,6 @@ def _sign(t0: Any, t1: Any, kind: Any) -> Any:
     if checks.is_concrete((t0, t1)):
         return np.asarray(1 if t1 >= t0 else -1, kind)
     return jnp.where(t1 >= t0, 1, -1).astype(kind)
-
-
-def _outside_transformations() -> bool:
-    """Whether no JAX transformation is under way, so that all values are concrete."""
-    try:
-        from jax._src.core import trace_state_clean
-    except ImportError:  # private, and only there to save work
-        return False
-    return trace_state_clean()
 
 
 def _without_closures(setup: Setup, y0: Field) -> Setup:
