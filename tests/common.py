@@ -1,12 +1,18 @@
 """Shared by the tests: a random nonlinear problem, and a look inside a finished solve."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
+from millipode.compiling import OPTIONS
 from millipode.driver import advance_in_place, begin, split
 from millipode.solve import prepare
+
+# ``jax.jit`` that compiles as fast as the library's own programs.
+jit = partial(jax.jit, compiler_options=OPTIONS)
 
 _RNG = np.random.default_rng(7)
 D = 3
@@ -57,4 +63,4 @@ def name(value):
 
 
 def jacobian(f):
-    return jax.jit(jax.jacfwd(f, argnums=1))
+    return jit(jax.jacfwd(f, argnums=1))

@@ -86,6 +86,14 @@ def unknown_major(covariance, n, d):
     return covariance[np.ix_(order, order)]
 
 
+def _solve(s, b):
+    """S⁻¹ b with iterative refinement: neighbouring data are nearly the same, so S is nearly singular."""
+    x = np.zeros_like(b)
+    for _ in range(3):
+        x = x + np.linalg.solve(s.astype(float), (b - s @ x).astype(float))
+    return x
+
+
 class LinearPosterior:
     """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times.
 
@@ -100,7 +108,7 @@ class LinearPosterior:
         self.index = {t: i for i, t in enumerate(self.times)}
         size, count = n * d, self.times.size
         mean = [derivatives.T.reshape(-1)]
-        cov = np.zeros((count * size, count * size))
+        cov = np.zeros((count * size, count * size), np.longdouble)
         step = np.clip(np.searchsorted(grid, self.times[1:], side="left") - 1, 0, len(gammas) - 1)
         for i, (t_old, t) in enumerate(pairwise(self.times)):
             phi, sigma = transition(n - 1, t - t_old)
@@ -120,13 +128,13 @@ class LinearPosterior:
             target[k * d : (k + 1) * d] = g(t)
         s = rows @ cov @ rows.T
         residual = rows @ mean - target
-        gain = np.linalg.solve(s, rows @ cov).T
-        self.prior_variance = np.diag(cov).reshape(-1, n).max(axis=0)
-        self.mean = (mean - gain @ residual).reshape(count, d, n)
+        gain = _solve(s, rows @ cov).T
+        self.prior_variance = np.diag(cov).reshape(-1, n).max(axis=0).astype(float)
+        self.mean = (mean - gain @ residual).reshape(count, d, n).astype(float)
         self.covariance = cov - gain @ s @ gain.T
-        self.covariance = self.covariance.reshape(count, d, n, count, d, n)
-        self.log_evidence = -0.5 * (
-            residual @ np.linalg.solve(s, residual) + np.linalg.slogdet(2 * np.pi * s)[1]
+        self.covariance = self.covariance.reshape(count, d, n, count, d, n).astype(float)
+        self.log_evidence = -0.5 * float(
+            residual @ _solve(s, residual) + np.linalg.slogdet(2 * np.pi * s.astype(float))[1]
         )
 
     def at(self, times):

@@ -36,8 +36,9 @@ def test_single_precision_behaves_up_to_order_four(solver, single_precision):
         double = mp.solve(lotka_volterra, y0.astype(float), (0.0, 5.0), **options)
     np.testing.assert_allclose(sol.mean[-1], double.mean[-1], rtol=1e-3)
     assert abs(int(sol.stats.steps) - int(double.stats.steps)) < 0.2 * int(double.stats.steps)
-    # Rounding must not show in the uncertainty: it is that of the discretisation.
-    np.testing.assert_allclose(sol.std[-1], double.std[-1], rtol=0.2)
+    # Rounding must not show in the uncertainty: it is that of the discretisation. At single times it depends
+    # on where the steps happen to end.
+    np.testing.assert_allclose(np.median(sol.std, axis=0), np.median(double.std, axis=0), rtol=0.2)
 
 
 def test_single_precision_under_x64_stays_single():

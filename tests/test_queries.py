@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT, DYNAMIC, DYNAMIC_VECTOR
+from common import CONSTANT, DYNAMIC, DYNAMIC_VECTOR, jit
 
 KEY = jax.random.key(0)
 SOLVER = mp.EK0(2)
@@ -99,7 +99,7 @@ def test_wrong_types(steps):
     with pytest.raises(ValueError, match="smooth='recompute'.*save='steps'"):
         mp.solve(decay, jnp.ones(2), (0.0, 1.0), smooth="recompute", save="end")
     with pytest.raises(ValueError, match="smooth='recompute' needs concrete values"):
-        jax.jit(lambda y: mp.solve(decay, y, (0.0, 1.0), smooth="recompute").mean)(jnp.ones(2))
+        jit(lambda y: mp.solve(decay, y, (0.0, 1.0), smooth="recompute").mean)(jnp.ones(2))
 
 
 def test_filter_only_and_the_end_still_know_their_own_times(filtered, end):
@@ -111,7 +111,7 @@ def test_filter_only_and_the_end_still_know_their_own_times(filtered, end):
 
 
 def test_queries_under_jit_and_vmap(steps):
-    @jax.jit
+    @jit
     def answer(y0, t):
         sol = mp.solve(decay, y0, (0.0, 1.0), solver=SOLVER, max_steps=50)
         return sol(t), sol.derivative(1), sol.sample(KEY, num=2, at=jnp.stack([t, 0.5]))
@@ -169,9 +169,9 @@ def test_gradients_through_smoothing(save, solver):
         )
 
     rate, h = 1.3, 1e-5
-    derivative = jax.jit(lambda rate: jax.jvp(program, (rate,), (1.0,)))
+    derivative = jit(lambda rate: jax.jvp(program, (rate,), (1.0,)))
     (_, forward), (above, _), (below, _) = derivative(rate), derivative(rate + h), derivative(rate - h)
-    np.testing.assert_allclose(forward, jax.jit(jax.jacrev(program))(rate), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(forward, jit(jax.jacrev(program))(rate), rtol=1e-9, atol=1e-15)
     difference = (above - below) / (2 * h)
     np.testing.assert_allclose(forward, difference, rtol=1e-6, atol=1e-10)
 

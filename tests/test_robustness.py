@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, name
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, jit, name
 
 ONE = jnp.ones(2)
 
@@ -114,7 +114,7 @@ def test_an_f_that_does_not_return_something_like_y_is_refused(f, error, message
         mp.solve(f, ONE, (0.0, 1.0))
     if callable(f):
         with pytest.raises(error, match=message):
-            jax.jit(lambda y: mp.solve(f, y, (0.0, 1.0), save="end").mean)(ONE)
+            jit(lambda y: mp.solve(f, y, (0.0, 1.0), save="end").mean)(ONE)
 
 
 def test_a_list_of_numbers_is_explained():
@@ -177,7 +177,7 @@ def test_a_constant_solution_has_finite_gradients():
         return jnp.sum(sol.mean) + jnp.sum(sol.std)
 
     for solver in (mp.EK0(2), mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), mp.EK1(2)):
-        assert np.isfinite(jax.jit(jax.grad(lambda a: loss(a, solver)))(1.0))  # noqa: B023
+        assert np.isfinite(jit(jax.grad(lambda a: loss(a, solver)))(1.0))  # noqa: B023
 
 
 def test_blow_up_ends_with_a_status_and_keeps_what_was_solved():

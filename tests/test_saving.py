@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, jit, name
 from millipode import checks
 
 LOTKA = jnp.array([20.0, 20.0])
@@ -110,11 +110,12 @@ def test_segments_join_seamlessly(monkeypatch):
 def test_under_jit_steps_are_padded_with_the_last_one():
     solver = SOLVERS[0]
     plain = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver)
-    padded = jax.jit(lambda y: mp.solve(lotka_volterra, y, (0.0, 4.0), solver=solver, max_steps=200))(LOTKA)
+    padded = jit(lambda y: mp.solve(lotka_volterra, y, (0.0, 4.0), solver=solver, max_steps=200))(LOTKA)
     n = int(plain.stats.steps)
     assert padded.t.shape == (201,) and padded.success
-    np.testing.assert_allclose(padded.t[: n + 1], plain.t, rtol=1e-14)
-    np.testing.assert_allclose(padded.mean[: n + 1], plain.mean, rtol=1e-12)
+    # Not to the last bit: outermost programs are compiled with other options.
+    np.testing.assert_allclose(padded.t[: n + 1], plain.t, rtol=1e-11)
+    np.testing.assert_allclose(padded.mean[: n + 1], plain.mean, rtol=1e-11)
     assert (padded.t[n:] == 4.0).all()
     np.testing.assert_array_equal(padded.mean[n:], jnp.broadcast_to(padded.mean[n], (201 - n, 2)))
     np.testing.assert_array_equal(padded.std[n:], jnp.broadcast_to(padded.std[n], (201 - n, 2)))
@@ -130,7 +131,7 @@ def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy(mon
     with pytest.raises(ValueError, match=r"(?s)160 GB.*smooth='recompute' \(32 GB, and a second pass\)"):
         mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
     with pytest.raises(ValueError, match="100000 steps"):
-        jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0)))(jnp.ones(20_000))
+        jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0)))(jnp.ones(20_000))
 
 
 def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):

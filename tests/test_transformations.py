@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
+from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, jit, name
 
 
 def lotka_volterra(t, y, p):
@@ -50,8 +50,8 @@ def test_gradients_agree_with_finite_differences(solver, save, controller):
         return jnp.stack([jnp.sum(sol.mean**2), 100 * jnp.sum(sol.std), sol.log_evidence])
 
     x = jnp.concatenate([Y0, P])
-    directional = jax.jit(lambda x, dx: jax.jvp(outputs, (x,), (dx,)))
-    reverse = jax.jit(jax.jacrev(outputs))(x)
+    directional = jit(lambda x, dx: jax.jvp(outputs, (x,), (dx,)))
+    reverse = jit(jax.jacrev(outputs))(x)
     forward = jnp.stack([directional(x, e)[1] for e in jnp.eye(5)], axis=1)
     np.testing.assert_allclose(reverse, forward, rtol=1e-6, atol=1e-8)
     assert np.isfinite(forward).all() and (np.abs(forward).max(axis=1) > 1e-3).all()
@@ -73,7 +73,7 @@ def test_closed_over_values_are_differentiated():
     def loss(rate):
         return mp.solve(lambda t, y: -rate * y, jnp.ones(2), (0.0, 1.0), rtol=1e-6, save="end").mean[-1, 0]
 
-    for derivative in (jax.grad(loss), jax.jacfwd(loss)):
+    for derivative in (jit(jax.grad(loss)), jax.jacfwd(loss)):
         np.testing.assert_allclose(derivative(2.0), -np.exp(-2), rtol=1e-3)
 
     def by_diagonal(rate):
@@ -82,7 +82,7 @@ def test_closed_over_values_are_differentiated():
             -1, 0
         ]
 
-    np.testing.assert_allclose(jax.jit(jax.jacfwd(by_diagonal))(2.0), -np.exp(-2), rtol=1e-2)
+    np.testing.assert_allclose(jit(jax.jacfwd(by_diagonal))(2.0), -np.exp(-2), rtol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_vmapped_gradients():
         return jnp.sum(mp.solve(lotka_volterra, Y0, (0.0, 1.0), args=p, solver=mp.EK0(2), save="end").mean)
 
     batch = jnp.stack([P, 1.3 * P])
-    together = jax.jit(jax.vmap(jax.grad(loss)))(batch)
-    alone = jax.jit(jax.jacfwd(loss))(batch[1])
+    together = jit(jax.vmap(jax.grad(loss)))(batch)
+    alone = jit(jax.jacfwd(loss))(batch[1])
     np.testing.assert_allclose(together[1], alone, rtol=1e-7)
 
 
@@ -167,7 +167,7 @@ def test_making_the_same_problem_twice_compiles_once():
 
 
 def test_under_jit_a_failure_is_a_status_not_an_exception():
-    explode = jax.jit(lambda y: mp.solve(lambda t, y: y**2, y, (0.0, 2.0), save="end"))
+    explode = jit(lambda y: mp.solve(lambda t, y: y**2, y, (0.0, 2.0), save="end"))
     sol = explode(jnp.ones(1))
     assert not sol.success and sol.status in (mp.Status.STEP_TOO_SMALL, mp.Status.NON_FINITE)
     assert float(sol.t[0]) == pytest.approx(1.0, abs=1e-3)
@@ -179,7 +179,7 @@ def test_under_jit_a_failure_is_a_status_not_an_exception():
     assert np.isfinite(batch.mean[1]).all() and np.isfinite(batch.mean[0, 0]).all()
     assert np.isnan(batch.mean[0, 1]).all()
     with pytest.raises(ValueError, match="progress=True needs concrete values"):
-        jax.jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0), progress=True))(jnp.ones(1))
+        jit(lambda y: mp.solve(lambda t, y: -y, y, (0.0, 1.0), progress=True))(jnp.ones(1))
 
 
 def test_integers_and_flags_in_args_may_steer_f():
@@ -216,13 +216,13 @@ def test_modules_and_functions_in_args_work_under_transformations():
 
     plain = mp.solve(network, jnp.ones(2), (0.0, 0.1), solver=mp.EK0(2), save="end").mean[-1, 0]
     for f in (by_module, by_args):
-        value, slope = jax.jit(jax.value_and_grad(f))(2.0)
+        value, slope = jit(jax.value_and_grad(f))(2.0)
         np.testing.assert_allclose(value, plain, rtol=1e-12)
         np.testing.assert_allclose(slope, (f(2.0 + 1e-5) - f(2.0 - 1e-5)) / 2e-5, rtol=1e-4)
 
 
 def test_traced_save_times_outside_the_span_are_not_made_up():
-    @jax.jit
+    @jit
     def solve(times):
         return mp.solve(lambda t, y: -y, jnp.ones(1), (0.0, 1.0), solver=mp.EK0(2), save=times)
 
