@@ -69,6 +69,27 @@ def test_merge_is_the_qr_of_the_stack(n, batch, rng):
         np.testing.assert_array_equal(np.tril(have, -1), 0)
 
 
+@pytest.mark.parametrize("batch", [(), (5,), (100,)], ids=["one", "few", "many"])
+def test_a_root_does_not_depend_on_rounding(batch, rng):
+    """A value and a derivative from two programs, which round differently, must be of the same root."""
+    stack, change = (jnp.asarray(rng.normal(size=(7, 4, *batch))) for _ in range(2))
+    stack = stack.at[:, 1].set(0.3 * stack[:, 0]).at[:, 3].set(0.0)  # known given the first; known
+    change = change.at[:, 1].set(0.3 * change[:, 0]).at[:, 3].set(0.0)
+    other = stack * (1 + 1e-15 * rng.normal(size=stack.shape))
+    root, (_, slope) = qr.root_of(other), jax.jvp(qr.root_of, (stack,), (change,))
+    gram = lambda a, b: np.einsum("ki...,kj...->ij...", a, b)
+    np.testing.assert_allclose(gram(root, root), gram(stack, stack), atol=1e-11)
+    have, want = gram(root, slope), gram(stack, change)
+    np.testing.assert_allclose(have + have.swapaxes(0, 1), want + want.swapaxes(0, 1), atol=1e-10)
+
+
+@pytest.mark.parametrize("j", [None, -3.0])
+def test_the_correction_knows_the_derivative_exactly(j, rng):
+    root = jnp.asarray(np.moveaxis(np.triu(rng.normal(size=(50, 5, 5))), 0, -1))
+    posterior = blocks.rotate(root, j if j is None else jnp.asarray(j))[2]
+    np.testing.assert_array_equal(posterior[:, 1], 0 if j is None else j * posterior[:, 0])
+
+
 @pytest.mark.parametrize("n", [2, 4, 9])
 @pytest.mark.parametrize("j", [0.0, -3.0, 50.0])
 def test_three_forms_of_the_correction_agree(n, j, rng):
