@@ -10,6 +10,7 @@ from scipy.linalg import expm
 
 import millipode as mp
 import oracle
+from common import jit
 from millipode.covariance import blocks, dense, qr
 from millipode.priors.iwp import hilbert_root
 
@@ -61,7 +62,7 @@ def test_merge_is_the_qr_of_the_stack(n, batch, rng):
     rows = jnp.asarray(rng.normal(size=(n - 1, n, *batch)))
     triangle = jnp.asarray(np.triu(np.abs(rng.normal(size=(*batch, n, n)))))
     triangle = jnp.moveaxis(triangle, (-2, -1), (0, 1))
-    root = np.asarray(qr.merge(rows, triangle)[0])
+    root = np.asarray(jit(qr.merge)(rows, triangle)[0])
     for index in np.ndindex(*batch):
         pick = (..., *index)
         have, a, b = root[pick], np.asarray(rows)[pick], np.asarray(triangle)[pick]
