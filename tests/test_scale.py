@@ -1,6 +1,7 @@
 """Large problems: memory of the compiled loop in copies of y, and of the whole process."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -38,24 +39,24 @@ def copies_of_y(problem, solver, save="end", controller=None, smooth=True):
     )
 
 
-@pytest.mark.parametrize(("order", "bound"), [(2, 7), (4, 9)])
-def test_kronecker_loop_holds_its_state_and_three_more(order, bound):
+@pytest.mark.parametrize("order", [2, 4])
+def test_kronecker_loop_holds_its_state_and_two_fields(order):
     problem = mp.problems.lorenz96(200_000)
     loop, whole = copies_of_y(problem, mp.EK0(order))
     # The initialisation by Runge–Kutta inference is the peak of the whole: a few states.
-    assert loop < bound and whole < 4 * (order + 1) + 3
+    assert loop < order + 1 + 2.01 and whole < 4 * (order + 1) + 3
 
 
-def test_constant_vector_diffusion_costs_one_more_field():
+def test_constant_vector_diffusion_costs_two_more_fields():
     problem = mp.problems.lorenz96(200_000)
     loop, _ = copies_of_y(problem, mp.EK0(2, diffusion=CONSTANT_VECTOR))
-    assert loop < 8
+    assert loop < 7.01
 
 
 def test_save_times_cost_what_they_save():
     problem = mp.problems.lorenz96(200_000)
     loop, _ = copies_of_y(problem, mp.EK0(2), save=jnp.linspace(0.0, 30.0, 10), smooth=False)
-    assert loop < 7 + 10  # ten means; standard deviations are one number each
+    assert loop < 6.01 + 10  # ten means; standard deviations are one number each
 
 
 def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
@@ -63,7 +64,7 @@ def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
     problem = mp.problems.lorenz96(10**6)
     times = jnp.linspace(3.0, 30.0, 10)
     loop, _ = copies_of_y(problem, mp.EK0(3), save=times)
-    assert loop < 10 * 4 + 15
+    assert loop < 10 * 4 + 12.01
 
     def program(y0):
         return mp.solve(problem.f, y0, problem.t_span, solver=mp.EK0(3), save=times)
@@ -74,23 +75,24 @@ def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
 
 
 def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
-    """125 000 unknowns: at most 40 copies of y; the state alone is 12 in a square factor."""
+    """125 000 unknowns: the state is 3 + 6 copies of y."""
     problem = mp.problems.fitzhugh_nagumo(250)
     solver = mp.DiagonalEK1(2, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR)
     loop, _ = copies_of_y(problem, solver, controller=mp.FixedStep(1e-5))
-    assert loop < 26
+    assert loop < 22.01
     by_stencil = mp.DiagonalEK1(2, jacobian_diagonal=problem.stencil, diffusion=DYNAMIC_VECTOR)
     loop, _ = copies_of_y(problem, by_stencil)
-    assert loop < 30
+    assert loop < 26
 
 
-def test_nothing_is_gathered_or_densified():
+def test_nothing_is_gathered_densified_or_copied():
     problem = mp.problems.lorenz96(4096)
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
     arrays, static = split(setup)
     carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
     text = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
     assert "gather(" not in text and "4096,4096" not in text
+    assert not re.search(r"f64\[4096\]\S* copy\(", text)
 
 
 TEN_MILLION = """

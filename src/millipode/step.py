@@ -103,13 +103,9 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
         lambda covariance: covariance.rejected(z),
         state.covariance,
     )
-    transition = a.transition.gated(accept)
     correction = state.covariance.apply_gain(corrected.gain, z)
-    mean = tuple(
-        jax.tree.map(jnp.subtract, combine(row, state.mean), kz)
-        for row, kz in zip(transition.phi, correction, strict=True)
-    )
-    whitened = corrected.innovation.whiten(z)
+    mean = _moved(a.transition.gated(accept), state.mean, correction)
+    whitened = corrected.innovation.whiten(a.z)
     log_det, rank = corrected.innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
     taken = State(
@@ -117,8 +113,34 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
         mean=mean,
         covariance=corrected.covariance,
         calibration=where(accept, calibration, state.calibration),
-        quadratic=state.quadratic + total(jax.tree.map(jnp.square, whitened)),
+        quadratic=state.quadratic + jnp.where(accept, total(jax.tree.map(jnp.square, whitened)), 0),
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
     )
     return Taken(taken, corrected.gain, z)
+
+
+def _moved(
+    transition: Transition, mean: tuple[Field, ...], correction: tuple[Field, ...]
+) -> tuple[Field, ...]:
+    """Φ m − K z, derivative by derivative, in place.
+
+    Φ is upper triangular, so y^(q) may be overwritten once y, …, y^(q−1) are. XLA does so only if the order
+    is forced on it, and copies the whole state at every step otherwise: hence a zero that depends on what
+    was computed before, and that XLA cannot know to be one.
+    """
+    n = len(mean)
+
+    def leafwise(*leaves: Array) -> tuple[Array, ...]:
+        old, shifts = leaves[:n], leaves[n:]
+        new, zero = [], jnp.zeros((), leaves[0].dtype)
+        for row, shift in zip(transition.phi, shifts, strict=True):
+            coefficients = [p if p is None else p + zero for p in row]
+            new.append(combine(coefficients, old) - shift)
+            zero = 0 * new[-1][(0,) * new[-1].ndim]
+        return tuple(new)
+
+    leaves = [jax.tree.leaves(x) for x in (*mean, *correction)]
+    columns = [leafwise(*parts) for parts in zip(*leaves, strict=True)]
+    tree = jax.tree.structure(mean[0])
+    return tuple(jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True))

@@ -46,6 +46,10 @@ class DiagonalInnovation(Innovation):
 
     def whiten(self, z: Field) -> Field:
         """z_i / s_i."""
+        if is_shared(self.scale, z):
+            # One division, and no selection over z: XLA can then sum the squares without storing them.
+            inverse = jax.tree.map(lambda s: safe_divide(jnp.ones_like(s), s), self.scale)
+            return map_leaves(jnp.multiply, z, inverse)
         return map_leaves(safe_divide, z, self.scale)
 
     def std(self) -> Scale:
