@@ -127,7 +127,8 @@ def _moved(
 
     Φ is upper triangular, so y^(q) may be overwritten once y, …, y^(q−1) are. XLA does so only if the order
     is forced on it, and copies the whole state at every step otherwise: hence a zero that depends on what
-    was computed before, and that XLA cannot know to be one.
+    was computed before, and that XLA cannot know to be one. The unit diagonal of Φ is left alone, because
+    E₁ m must round here as it does in the residual: high orders amplify what does not cancel.
     """
     n = len(mean)
 
@@ -135,8 +136,8 @@ def _moved(
         old, shifts = leaves[:n], leaves[n:]
         new, zero = [], jnp.zeros((), leaves[0].dtype)
         for row, shift in zip(transition.phi, shifts, strict=True):
-            coefficients = [p if p is None else p + zero for p in row]
-            new.append(combine(coefficients, old) - shift)
+            *others, last = row
+            new.append(combine([*others, last + zero], old) - shift)
             zero = 0 * new[-1][(0,) * new[-1].ndim]
         return tuple(new)
 
