@@ -137,6 +137,7 @@ def _moved(
         new, zero = [], jnp.zeros((), leaves[0].dtype)
         for row, shift in zip(transition.phi, shifts, strict=True):
             *others, last = row
+            assert last is not None  # the highest derivative moves all others
             new.append(combine([*others, last + zero], old) - shift)
             zero = 0 * new[-1][(0,) * new[-1].ndim]
         return tuple(new)
