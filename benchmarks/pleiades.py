@@ -5,28 +5,15 @@ state, both compiled and warm, alternating in one process. Tsit5 is run over a r
 at our error is read off by interpolation. Run: ``python benchmarks/pleiades.py`` (needs the ``bench`` extra).
 """
 
-import time
-from collections.abc import Callable
-
 import diffrax
 import jax
 import numpy as np
+from harness import medians
 from scipy.integrate import solve_ivp
 
 import millipode as mp
 
 REPEATS = 41
-
-
-def medians(functions: list[Callable]) -> list[float]:
-    """Median seconds of each function, called in turns so that noise hits all alike."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(REPEATS):
-        for function, record in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            record.append(time.perf_counter() - start)
-    return [float(np.median(record)) for record in times]
 
 
 def main() -> None:
@@ -68,7 +55,7 @@ def main() -> None:
     peers = [lambda tolerance=tolerance: tsit5(y0, tolerance) for tolerance in tolerances]
     runs = [call, lambda: compiled(y0), *peers]
     errors = [error(run()) for run in runs]
-    seconds = medians(runs)
+    seconds = medians(runs, REPEATS)
 
     # Errors scatter around a power law of the time: fit it, rather than join the dots.
     slope, offset = np.polyfit(np.log(errors[2:]), np.log(seconds[2:]), 1)

@@ -19,6 +19,9 @@ from millipode.fields import Field, Scale, combine, total, where
 from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Transition
 
+# Below this size, copies cost less than what prevents them.
+IN_PLACE = 2**11
+
 
 class Filter(NamedTuple):
     """The parts of an ODE filter, put together for one problem."""
@@ -139,7 +142,8 @@ def _moved(
             *others, last = row
             assert last is not None  # the highest derivative moves all others
             new.append(combine([*others, last + zero], old) - shift)
-            zero = 0 * new[-1][(0,) * new[-1].ndim]
+            if shift.size >= IN_PLACE:
+                zero = 0 * new[-1][(0,) * new[-1].ndim]
         return tuple(new)
 
     leaves = [jax.tree.leaves(x) for x in (*mean, *correction)]
