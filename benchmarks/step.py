@@ -72,7 +72,10 @@ def peer(problem: mp.problems.Problem, order: int, model: Any, first_order: bool
             constraint = (model.constraint_ode_ts1 if first_order else model.constraint_ode_ts0)(ode)
             solver = probdiffeq.solver_dynamic(strategy=probdiffeq.strategy_filter(), constraint=constraint)
             state = solver.init(t=jnp.zeros(()), u=prior, damp=0.0)
-            body = lambda _, s: solver.step(state=s, dt=1e-3, damp=0.0)  # noqa: E731
+
+            def body(_: int, state: Any) -> Any:
+                return solver.step(state=state, dt=1e-3, damp=0.0)
+
             return jax.lax.fori_loop(0, steps, body, state).u.mean_flat
 
         return lambda: solve(problem.y0)

@@ -1,8 +1,9 @@
 """Compiled programs, with the compiler options that suit them.
 
 XLA:CPU has an older and a newer way to emit fused loops. For the small, unrolled algebra of this library the
-older one compiles in about half the time, and the block-diagonal correction runs twice as fast. Options can
-be given to outermost programs only: inside somebody else's ``jit``, theirs hold.
+older one compiles in about half the time, and the block-diagonal correction runs twice as fast; EK0 loses a
+quarter of its speed between 10⁴ and 10⁵ unknowns (``benchmarks/compiler.py``). Options can be given to
+outermost programs only: inside somebody else's ``jit``, theirs hold.
 """
 
 import functools
