@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
-from millipode.compiling import OPTIONS
+from millipode.compiling import QUICKLY
 from millipode.driver import advance_in_place, begin, split
 from millipode.solve import prepare
 
 # ``jax.jit`` that compiles as fast as the library's own programs.
-jit = partial(jax.jit, compiler_options=OPTIONS)
+jit = partial(jax.jit, compiler_options=dict(QUICKLY.options))
 
 _RNG = np.random.default_rng(7)
 D = 3

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
+from millipode.compiling import as_one_kernel
+
 
 def while_loop(
     cond: Callable[[Any], Any],
@@ -24,10 +26,18 @@ def while_loop(
     reverse: bool,
     max_steps: int,
     buffers: Callable[[Any], Any] | None = None,
+    small: bool = False,
 ) -> Any:
-    """A while loop that is differentiable in forward mode or, checkpointed, in reverse mode."""
+    """A while loop that is differentiable in forward mode or, checkpointed, in reverse mode.
+
+    A ``small`` one does so little per turn that it should be a single kernel.
+    """
     if not reverse:
-        return eqxi.while_loop(cond, body, init, buffers=buffers, kind="lax")
+
+        def loop(init: Any) -> Any:
+            return eqxi.while_loop(cond, body, init, buffers=buffers, kind="lax")
+
+        return as_one_kernel(loop, init) if small else loop(init)
     return eqxi.while_loop(cond, body, init, max_steps=max_steps, buffers=buffers, kind="checkpointed")
 
 

@@ -1,44 +1,146 @@
 """Compiled programs, with the compiler options that suit them.
 
-XLA:CPU has an older and a newer way to emit fused loops. For the small, unrolled algebra of this library the
-older one compiles in about half the time, and the block-diagonal correction runs twice as fast; EK0 loses a
-quarter of its speed between 10⁴ and 10⁵ unknowns (``benchmarks/compiler.py``). Options can be given to
-outermost programs only: inside somebody else's ``jit``, theirs hold.
+Options can be given to outermost programs only: inside somebody else's ``jit``, theirs hold. All of this is
+about XLA:CPU, and ``benchmarks/compiler.py`` measures it.
+
+- XLA has an older and a newer way to emit fused loops. For the small, unrolled algebra of this library the
+  older one compiles in about half the time, and the block-diagonal correction runs twice as fast. The newer
+  one makes better use of the memory, which is what counts for an EK0 beyond some thousand unknowns.
+- XLA starts one kernel per fused loop, some 50 ns each, and a step of a small filter has a hundred of them:
+  more than its arithmetic takes. ``as_one_kernel`` makes a single kernel of a whole loop over small arrays.
 """
 
+import contextvars
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+
+class Way(NamedTuple):
+    """How to compile: options of XLA, and whether loops may become single kernels."""
+
+    options: tuple[tuple[str, Any], ...] = ()
+    kernels: bool = False
+
+
+OLDER_EMITTERS = ("xla_cpu_use_fusion_emitters", False)
+LESS_OPTIMISED = ("xla_backend_optimization_level", 1)
+
+QUICKLY = Way((OLDER_EMITTERS,))
+ONE_KERNEL = Way((OLDER_EMITTERS,), kernels=True)
+ONE_SMALL_KERNEL = Way((OLDER_EMITTERS, LESS_OPTIMISED), kernels=True)
+FOR_MEMORY = Way()
+
+# What a single kernel has no room for: primitives that call libraries or Python.
+LIBRARY_CALLS = {
+    *("debug_callback", "debug_print", "io_callback", "pure_callback", "ffi_call", "infeed", "outfeed"),
+    *("dot_general", "ragged_dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
+    *(
+        "cholesky",
+        "cholesky_update",
+        "triangular_solve",
+        "tridiagonal_solve",
+        "lu",
+        "lu_pivots_to_permutation",
+    ),
+    *("qr", "geqrf", "geqp3", "ormqr", "householder_product", "svd", "eig", "eigh", "schur"),
+    *("hessenberg", "tridiagonal"),
+}
+
+# Whether the program that is being traced may have kernels of its own.
+_kernels = contextvars.ContextVar("kernels", default=False)
 
 
 class Program:
-    """``jax.jit``, with ``OPTIONS`` where it is outermost and the compiler knows them."""
+    """``jax.jit``, in the best way where it is outermost and the compiler knows how.
 
-    def __init__(self, function: Callable, **how: Any):
+    Args:
+        function: what to compile.
+        way: of its arguments, how to compile for them.
+        how: arguments of ``jax.jit``.
+    """
+
+    def __init__(self, function: Callable, way: Callable[..., Way] | None, **how: Any):
+        self._function, self._way, self._how = function, way, how
         self._inside = jax.jit(function, **how)
-        self._outermost = jax.jit(function, **how, compiler_options=OPTIONS)
+        self._ways: dict[Way, Any] = {}
+        self._refused: set = set()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Run, after compiling if need be."""
-        return self._best()(*args, **kwargs)
+        best = self._best(args)
+        try:
+            return best(*args)
+        except jax.errors.JaxRuntimeError:
+            plain = self._outermost(QUICKLY)
+            if best in (plain, self._inside) or _are_consumed(args):
+                raise
+            self._refused.add(_signature(args))
+            return plain(*args)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: Any) -> Any:
         """As ``jax.jit(...).lower``, for a look at the compiled code."""
-        return self._best().lower(*args, **kwargs)
+        return self._best(args).lower(*args)
 
-    def _best(self) -> Any:
-        return self._outermost if outside_transformations() and _options_are_known() else self._inside
+    def _best(self, args: tuple) -> Any:
+        if not (outside_transformations() and _options_are_known()):
+            return self._inside
+        if self._way is None or (self._refused and _signature(args) in self._refused):
+            return self._outermost(QUICKLY)
+        return self._outermost(self._way(*args))
+
+    def _outermost(self, way: Way) -> Any:
+        if way not in self._ways:
+            # A function of its own for each way, because JAX remembers how a function was traced.
+            function = functools.wraps(self._function)(_traced(self._function, way.kernels))
+            self._ways[way] = jax.jit(function, **self._how, compiler_options=dict(way.options))
+        return self._ways[way]
 
 
-def compiled(function: Callable | None = None, **how: Any) -> Any:
+def compiled(function: Callable | None = None, *, way: Callable[..., Way] | None = None, **how: Any) -> Any:
     """The decorator ``jax.jit`` for functions that users reach without a ``jit`` of their own."""
     if function is None:
-        return functools.partial(compiled, **how)
-    return functools.wraps(function, updated=())(Program(function, **how))
+        return functools.partial(compiled, way=way, **how)
+    return functools.wraps(function, updated=())(Program(function, way, **how))
+
+
+def as_one_kernel(function: Callable, *args: Any) -> Any:
+    """``function(*args)`` as a single kernel, where that is possible.
+
+    For a ``lax.while_loop`` over small arrays, which XLA itself treats like this if it is tiny; the
+    attributes here are how it marks them. Only in outermost programs, because what others' ``vmap`` makes of
+    a loop may not be possible, and because an outermost program can be compiled without if need be.
+    """
+    if not _kernels.get():
+        return function(*args)
+    leaves, tree = jax.tree.flatten(args)
+    jaxpr, shape = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(
+        *leaves
+    )
+    call = jaxpr_as_fun(jaxpr)
+    if not calls_libraries(jaxpr.jaxpr):
+        call = jax.jit(_with_metadata(call, inlineable="true", xla_cpu_small_call="false"))
+        call = _with_metadata(call, inlineable="false", xla_cpu_small_call="true")
+    return jax.tree.unflatten(jax.tree.structure(shape), call(*leaves))
+
+
+def calls_libraries(jaxpr: Jaxpr) -> bool:
+    """Whether a program contains anything that XLA may not compile into a kernel of its own."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in LIBRARY_CALLS:
+            return True
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
+        ):
+            inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
+            if isinstance(inner, Jaxpr) and calls_libraries(inner):
+                return True
+    return False
 
 
 def outside_transformations() -> bool:
@@ -50,13 +152,43 @@ def outside_transformations() -> bool:
     return trace_state_clean()
 
 
+def _traced(function: Callable, kernels: bool) -> Callable:
+    def traced(*args: Any) -> Any:
+        token = _kernels.set(kernels)
+        try:
+            return function(*args)
+        finally:
+            _kernels.reset(token)
+
+    return traced
+
+
+def _with_metadata(function: Callable, **metadata: str) -> Callable:
+    def call(*args: Any) -> Any:
+        with set_xla_metadata(**metadata):
+            return function(*args)
+
+    return call
+
+
+def _are_consumed(args: tuple) -> bool:
+    """Whether a program was run on arguments that it was given to overwrite."""
+    return any(x.is_deleted() for x in jax.tree.leaves(args) if isinstance(x, jax.Array))
+
+
+def _signature(args: tuple) -> tuple:
+    """What a program is compiled for."""
+    leaves, tree = jax.tree.flatten(args)
+    return tree, tuple((x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves)
+
+
 @functools.cache
 def _options_are_known() -> bool:
     """Whether this backend and this version of XLA have the options; they are not part of any promise."""
     if jax.default_backend() != "cpu":
         return False
     try:
-        jax.jit(lambda: 0, compiler_options=OPTIONS)()
+        jax.jit(lambda: 0, compiler_options=dict(ONE_SMALL_KERNEL.options))()
     except Exception:
         return False
     return True

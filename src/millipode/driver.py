@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Array
 
 from millipode import checks, loop
-from millipode.compiling import compiled
+from millipode.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way, compiled
 from millipode.control import Replay
 from millipode.covariance import Covariance
 from millipode.diffusion import DynamicDiffusion
-from millipode.fields import Field
+from millipode.fields import Field, size
 from millipode.loop import Carry, Outcome, Setup
 from millipode.posterior import Marginals
 from millipode.progress import ProgressBar
@@ -63,7 +63,21 @@ def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carr
     return loop.advance(join(static, arrays), carry, limit)
 
 
-@compiled(static_argnums=0)
+# Up to this many unknowns, starting kernels takes longer than running them.
+SMALL = 2**10
+# From this many on, a Kronecker filter is bound by the memory.
+LARGE = 2**13
+
+
+def _way(static: tuple, arrays: list[Array], start: Any, *_: Any) -> Way:
+    """How to compile a solve, by the number of unknowns of y₀ or of a loop's carry."""
+    d = size(start.state.mean[0] if isinstance(start, Carry) else start)
+    if join(static, arrays).structure == "kronecker":
+        return ONE_SMALL_KERNEL if d <= SMALL else QUICKLY if d < LARGE else FOR_MEMORY
+    return ONE_KERNEL if d <= SMALL else QUICKLY
+
+
+@compiled(static_argnums=0, way=_way)
 def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
     """The whole solve as one program."""
     setup = join(static, arrays)
@@ -71,8 +85,8 @@ def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
     return loop.finish(setup, carry)
 
 
-begin = compiled(_start, static_argnums=0)
-advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2)
+begin = compiled(_start, static_argnums=0, way=_way)
+advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2, way=_way)
 
 
 @compiled(static_argnums=0)

@@ -121,6 +121,7 @@ def advance(setup: Setup, carry: Carry, limit: Array) -> Carry:
             reverse=reverse,
             max_steps=setup.max_steps,
             buffers=lambda c: c.record.buffers,
+            small=True,
         )
 
     arrays, static = eqx.partition(setup, eqx.is_array)
