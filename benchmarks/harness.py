@@ -1,9 +1,11 @@
-"""What the benchmarks share: the machine and its bandwidth, fair timing, and results on disk.
+"""What the benchmarks share: the machine and its bandwidth, fair timing, claims, and results on disk.
 
-A benchmark is a list of rows (dictionaries) and a figure of them. ``publish`` writes both into
-``benchmarks/results``: JSON with the machine, the date and all versions, a Markdown table, and a PNG.
+A benchmark answers one question with rows (dictionaries), a figure of them, and claims: what the library
+promises, beside what was measured. ``publish`` writes them into ``benchmarks/results`` (``results/quick`` with
+``--quick``): JSON with the machine, the date, all versions and the bandwidth of the run, a Markdown table, a PNG.
 """
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -12,7 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,33 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "diffrax", "probdiffeq")
 
 Row = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """A promise and its measurement."""
+
+    what: str
+    promised: str
+    measured: float
+    holds: bool
+
+
+def at_most(what: str, bound: float, measured: float) -> Claim:
+    """A claim that a number is small."""
+    return Claim(what, f"≤ {bound:g}", float(measured), bool(measured <= bound))
+
+
+def at_least(what: str, bound: float, measured: float) -> Claim:
+    """A claim that a number is large."""
+    return Claim(what, f"≥ {bound:g}", float(measured), bool(measured >= bound))
+
+
+def quick() -> bool:
+    """Whether the command line asks for the short version; double precision in any case."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="a smaller selection, in about a minute")
+    jax.config.update("jax_enable_x64", True)
+    return parser.parse_args().quick
 
 
 def bandwidth(size: int = 2**24, repeats: int = 7) -> float:
@@ -50,12 +79,6 @@ def medians(functions: Sequence[Callable[[], Any]], repeats: int) -> list[float]
     return [float(np.median(record)) for record in times]
 
 
-def per_step(run: Callable[[int], Callable[[], Any]], steps: int, repeats: int) -> float:
-    """Marginal seconds of a step: the difference between runs of 2n and of n steps."""
-    short, long = medians([run(steps), run(2 * steps)], repeats)
-    return (long - short) / steps
-
-
 def machine() -> Row:
     """Where and when, for the record."""
     model = platform.processor()
@@ -74,6 +97,7 @@ def machine() -> Row:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,
+        "triad [GB/s]": bandwidth() / 1e9,
     }
 
 
@@ -81,19 +105,33 @@ def table(rows: Sequence[Row]) -> str:
     """Markdown, one line per row, with the columns of the first."""
     columns = list(rows[0])
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for row in rows:
-        cells = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in (row.get(c, "") for c in columns)]
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
     return "\n".join(lines)
 
 
-def publish(name: str, title: str, rows: Sequence[Row], figure: Figure, **context: Any) -> None:
-    """Print the table, and write it beside the data and the picture."""
-    RESULTS.mkdir(exist_ok=True)
-    about = machine() | context
-    text = table(rows)
-    summary = f"{about['processor']}, {about['cores']} cores, {about['date']}, JAX {about['versions']['jax']}"
-    (RESULTS / f"{name}.json").write_text(json.dumps({"about": about, "rows": list(rows)}, indent=1) + "\n")
-    (RESULTS / f"{name}.md").write_text(f"# {title}\n\n{summary}\n\n{text}\n")
-    figure.savefig(RESULTS / f"{name}.png", dpi=150, bbox_inches="tight")
-    print(text)
+def _cell(x: Any) -> str:
+    if isinstance(x, bool):
+        return "yes" if x else "**no**"
+    return "" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x)
+
+
+def publish(
+    name: str, question: str, rows: Sequence[Row], figure: Figure, claims: Sequence[Claim], quick: bool
+) -> None:
+    """Print the tables, and write them beside the data and the picture."""
+    folder = RESULTS / "quick" if quick else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    about, promises = machine(), [claim._asdict() for claim in claims]
+    data = {"question": question, "about": about, "claims": promises, "rows": list(rows)}
+    (folder / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    parts = [f"# {question}", description(about), *([table(promises)] if promises else []), table(rows)]
+    (folder / f"{name}.md").write_text("\n\n".join([*parts, f"![]({name}.png)"]) + "\n")
+    figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")
+    print("\n\n".join(parts), flush=True)
+
+
+def description(about: Row) -> str:
+    """The machine in a line."""
+    versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
+    bandwidth = f"triad {about['triad [GB/s]']:.0f} GB/s"
+    return f"{about['date']}, {about['processor']}, {about['cores']} cores, {bandwidth}; {versions}."

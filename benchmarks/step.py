@@ -1,168 +1,267 @@
 """What does one step cost, from ten unknowns to sixteen million?
 
-The paper's second figure. Lorenz96, adaptive steps with error estimate and control, marginal cost inside one
-compiled loop: the difference between runs of 2n and of n attempts. Beside our solvers: probdiffeq's isotropic
-TS0 and block-diagonal TS1 (their ``step`` in a loop, without error estimate or control), diffrax's Tsit5, and
-what the memory traffic of a filter takes at the bandwidth of this machine, 3n + 6 passes over y, n = ν + 1.
-Run: ``python benchmarks/step.py [--quick]`` (needs the ``bench`` extra).
+The paper's second figure: Lorenz96, adaptive steps with error estimate and control, ν = 2, 4, 6. "In a loop" is
+the marginal cost inside one compiled program: the difference between a long and a short solve, over the
+difference of their steps. "Per call" is one compiled call per step; for the peers, of their solver's ``step``
+alone, which estimates no error and controls nothing. The traffic bound is what 3n + 6 passes over y take at the
+machine's triad bandwidth, n = ν + 1. Run: ``python benchmarks/step.py [--quick]`` (needs the ``bench`` extra).
 """
 
-import argparse
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import diffrax
 import jax
 import jax.numpy as jnp
-from harness import Row, bandwidth, per_step, publish
+import numpy as np
+from harness import Claim, Row, at_least, at_most, bandwidth, medians, publish, quick
 from matplotlib.figure import Figure
-from probdiffeq import probdiffeq
+from methods import BLOCK_DIAGONAL, ISOTROPIC, Method, from_diffrax, from_probdiffeq, ours, probdiffeq_parts
 
 import millipode as mp
+from millipode.driver import advance_in_place, begin, split
+from millipode.problems import Problem
+from millipode.solve import prepare
 
-DYNAMIC_VECTOR = mp.DynamicDiffusion(vector=True)
+TOLERANCE = 1e-4  # within reach of single precision
+SECONDS = 0.1  # what a measurement should take at least
+
+VECTOR = mp.DynamicDiffusion(vector=True)
 CONSTANT_VECTOR = mp.ConstantDiffusion(vector=True)
-TOLERANCE = dict(rtol=1e-6, atol=1e-6)
+MAIN, CONSTANT, DIAGONAL = "EK0", "EK0, constant vector", "DiagonalEK1, vector"
+SINGLE, REJECTED = "EK0, float32", "DiagonalEK1, vector, rejected"
+TSIT5, TS0, TS1 = "Tsit5 (diffrax)", "TS0 isotropic (probdiffeq)", "TS1 block-diagonal (probdiffeq)"
 
 
-def ours(problem: mp.problems.Problem, solver: Any) -> Callable[[int], Callable[[], Any]]:
-    """A run of so many attempts."""
+class Contender(NamedTuple):
+    """A method, how to make one step per call with it, and the sizes that it is run for."""
 
-    def run(steps: int) -> Callable[[], Any]:
-        options = dict(solver=solver, save="end", max_steps=steps, throw=False, **TOLERANCE)
-        return lambda: mp.solve(problem.f, problem.y0, problem.t_span, **options).mean
-
-    return run
+    method: Method
+    stepper: Callable[[Problem], Callable[[], Any]] | None
+    largest: int
 
 
-def tsit5(problem: mp.problems.Problem) -> Callable[[int], Callable[[], Any]]:
-    """Diffrax, in the mode that keeps nothing for derivatives."""
-    term = diffrax.ODETerm(lambda t, y, args: problem.f(t, y))
-
-    def run(steps: int) -> Callable[[], Any]:
-        @jax.jit
-        def solve(y: jax.Array) -> jax.Array:
-            solution = diffrax.diffeqsolve(
-                term,
-                diffrax.Tsit5(),
-                *problem.t_span,
-                None,
-                y,
-                stepsize_controller=diffrax.PIDController(**TOLERANCE),
-                adjoint=diffrax.ForwardMode(),
-                max_steps=steps,
-                throw=False,
-            )
-            return solution.ys
-
-        return lambda: solve(problem.y0)
-
-    return run
-
-
-def peer(problem: mp.problems.Problem, order: int, model: Any, first_order: bool) -> Callable:
-    """Probdiffeq, with dynamic calibration."""
-    ode = probdiffeq.ode(lambda y, /, *, t: problem.f(t, y))
-
-    def run(steps: int) -> Callable[[], Any]:
-        @jax.jit
-        def solve(y: jax.Array) -> Any:
-            series, _ = probdiffeq.jetexpand_ode_padded_scan(num=order)(ode, [y], t=0.0)
-            prior = model.prior_wiener_integrated(series)
-            constraint = (model.constraint_ode_ts1 if first_order else model.constraint_ode_ts0)(ode)
-            solver = probdiffeq.solver_dynamic(strategy=probdiffeq.strategy_filter(), constraint=constraint)
-            state = solver.init(t=jnp.zeros(()), u=prior, damp=0.0)
-
-            def body(_: int, state: Any) -> Any:
-                return solver.step(state=state, dt=1e-3, damp=0.0)
-
-            return jax.lax.fori_loop(0, steps, body, state).u.mean_flat
-
-        return lambda: solve(problem.y0)
-
-    return run
-
-
-def cases(problem: mp.problems.Problem, order: int) -> dict[str, tuple[Callable, int, float]]:
-    """Name → (run, the largest d, seconds per step and unknown to expect)."""
-    diagonal = problem.jacobian_diagonal
-    small, any_size = 2**8, 2**24
-    isotropic = probdiffeq.state_space_model_isotropic()
-    blocks = probdiffeq.state_space_model_blockdiag()
+def contenders(order: int) -> dict[str, Contender]:
+    """All that are compared, by name."""
+    diagonal = ours(mp.DiagonalEK1, order, diffusion=VECTOR)
+    constant = ours(mp.EK0, order, diffusion=CONSTANT_VECTOR)
     return {
-        "EK0": (ours(problem, mp.EK0(order)), any_size, 1e-8),
-        "EK0, constant vector": (ours(problem, mp.EK0(order, diffusion=CONSTANT_VECTOR)), any_size, 1e-8),
-        "DiagonalEK1, vector": (
-            ours(problem, mp.DiagonalEK1(order, jacobian_diagonal=diagonal, diffusion=DYNAMIC_VECTOR)),
-            2**21,
-            3e-7,
+        MAIN: Contender(ours(mp.EK0, order), our_step(mp.EK0(order)), 2**24),
+        SINGLE: Contender(
+            lambda p: ours(mp.EK0, order)(p._replace(y0=p.y0.astype(jnp.float32))), None, 2**24
         ),
-        "EK0, dense": (ours(problem, mp.EK0(order, structure="dense")), small, 1e-4),
-        "EK1": (ours(problem, mp.EK1(order)), small, 1e-4),
-        "Tsit5 (diffrax)": (tsit5(problem), any_size, 3e-8),
-        "TS0 isotropic (probdiffeq)": (peer(problem, order, isotropic, False), any_size, 1e-7),
-        "TS1 block-diagonal (probdiffeq)": (peer(problem, order, blocks, True), 10**6, 4e-6),
+        CONSTANT: Contender(constant, None, 2**24),
+        DIAGONAL: Contender(diagonal, None, 2**21),
+        "EK0, dense": Contender(ours(mp.EK0, order, structure="dense"), None, 100),
+        "EK1": Contender(ours(mp.EK1, order), None, 100),
+        TSIT5: Contender(from_diffrax(diffrax.Tsit5), tsit5_step, 2**24),
+        TS0: Contender(from_probdiffeq(ISOTROPIC, order), probdiffeq_step(order), 2**24),
+        TS1: Contender(from_probdiffeq(BLOCK_DIAGONAL, order, True), None, 10**6 if order == 4 else 10**4),
     }
 
 
-def measure(sizes: list[int], orders: list[int], repeats: int) -> tuple[list[Row], float]:
-    """One row per order, size and solver, and the bandwidth."""
-    rows, speed = [], bandwidth()
+def our_step(solver: mp.EK0) -> Callable[[Problem], Callable[[], Any]]:
+    """One attempt per call, in place, as with a progress bar."""
+
+    def stepper(problem: Problem) -> Callable[[], Any]:
+        options = dict(solver=solver, rtol=TOLERANCE, atol=TOLERANCE, save="end")
+        setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, **options)
+        arrays, static = split(setup)
+        carry, attempts = begin(static, arrays, y0), 0
+
+        def step() -> Any:
+            nonlocal carry, attempts
+            attempts += 1
+            carry = advance_in_place(static, arrays, carry, np.int32(attempts))
+            return carry
+
+        return step
+
+    return stepper
+
+
+def tsit5_step(problem: Problem) -> Callable[[], Any]:
+    """Diffrax's solver, stepped by hand."""
+    term, solver = diffrax.ODETerm(lambda t, y, args: problem.f(t, y)), diffrax.Tsit5()
+
+    @jax.jit
+    def advance(y: Any, state: Any) -> Any:
+        y, _, _, state, _ = solver.step(term, 0.0, 1e-3, y, None, state, made_jump=False)
+        return y, state
+
+    carry = (problem.y0, solver.init(term, 0.0, 1e-3, problem.y0, None))
+
+    def step() -> Any:
+        nonlocal carry
+        carry = advance(*carry)
+        return carry
+
+    return step
+
+
+def probdiffeq_step(order: int) -> Callable[[Problem], Callable[[], Any]]:
+    """Probdiffeq's solver, stepped by hand."""
+
+    def stepper(problem: Problem) -> Callable[[], Any]:
+        solver, _, initialise = probdiffeq_parts(problem, ISOTROPIC, order, False)
+        start = jax.jit(lambda y: solver.init(t=jnp.zeros(()), u=initialise(y), damp=0.0))
+        advance = jax.jit(lambda state: solver.step(state=state, dt=1e-3, damp=0.0))
+        state = start(problem.y0)
+
+        def step() -> Any:
+            nonlocal state
+            state = advance(state)
+            return state
+
+        return step
+
+    return stepper
+
+
+def in_a_loop(method: Method, problem: Problem, most: int) -> float:
+    """Marginal seconds per step; a median of ``most`` repeats, if time permits."""
+    run = method(problem)
+
+    def steps(t1: float) -> int:
+        return int(run(t1, TOLERANCE).steps)
+
+    def seconds(*horizons: float) -> list[float]:
+        return medians([partial(lambda t1: run(t1, TOLERANCE).y, t1) for t1 in horizons], repeats)
+
+    t1, repeats = 0.1, 1
+    while True:
+        taken = steps(t1)
+        more = steps(2 * t1) - taken
+        (time,) = seconds(t1)
+        if t1 > 10 or more > 500 or (more > 1 and time * more / taken > SECONDS):
+            break
+        t1 *= 2
+    repeats = most if time < 5 else 1
+    short, long = seconds(t1, 2 * t1)
+    return (long - short) / more
+
+
+class NeverAccept(mp.PIController):
+    """What a rejected step costs."""
+
+    def accepts(self, error: jax.Array) -> jax.Array:
+        """No."""
+        return error < 0
+
+    def next_step(self, h: jax.Array, error: jax.Array, previous: jax.Array, order: int) -> jax.Array:
+        """The same again."""
+        return h
+
+
+def rejected(problem: Problem, order: int, repeats: int, steps: int = 20) -> float:
+    """Marginal seconds of a step of DiagonalEK1 that is rejected."""
+    solver = mp.DiagonalEK1(order, jacobian_diagonal=problem.jacobian_diagonal, diffusion=VECTOR)
+
+    def run(max_steps: int) -> Callable[[], Any]:
+        options = dict(solver=solver, controller=NeverAccept(), save="end", max_steps=max_steps, throw=False)
+        return lambda: mp.solve(problem.f, problem.y0, problem.t_span, **options).mean
+
+    short, long = medians([run(steps), run(2 * steps)], repeats)
+    return (long - short) / steps
+
+
+def measure(sizes: list[int], orders: list[int], repeats: int) -> list[Row]:
+    """One row per order, size and contender."""
+    rows: list[Row] = []
     for order in orders:
         for d in sizes:
             problem = mp.problems.lorenz96(d)
-            bound = (3 * (order + 1) + 6) * 8 * d / speed
-            for name, (run, largest, expected) in cases(problem, order).items():
-                if d > largest or (name.startswith("Tsit5") and order != orders[0]):
-                    continue
-                steps = int(min(1000, max(4, 0.1 / (expected * d))))
-                seconds = per_step(run, steps, repeats)
-                rows.append(
-                    {
-                        "ν": order,
-                        "d": d,
-                        "solver": name,
-                        "time per step [ms]": 1e3 * seconds,
-                        "/ traffic bound": seconds / bound,
-                    }
-                )
+            bound = 1e3 * (3 * (order + 1) + 6) * 8 * d / bandwidth()
+
+            def add(
+                name: str,
+                loop: float,
+                call: float | None,
+                *,
+                order: int = order,
+                d: int = d,
+                bound: float = bound,
+            ) -> None:
+                loop, call = 1e3 * loop, None if call is None else 1e3 * call
+                row = {"ν": order, "d": d, "solver": name, "in a loop [ms]": loop, "per call [ms]": call}
+                rows.append(row | {"/ traffic bound": loop / bound})
                 print(rows[-1], flush=True)
-    return rows, speed
+
+            for name, contender in contenders(order).items():
+                if d > contender.largest or (name == TSIT5 and order != orders[0]):
+                    continue
+                call = None
+                if contender.stepper is not None:
+                    (call,) = medians([contender.stepper(problem)], 5 if d > 10**5 else 51)
+                add(name, in_a_loop(contender.method, problem, repeats), call)
+            if d == 10**6:
+                add(REJECTED, rejected(problem, order, repeats), None)
+    return rows
 
 
-def draw(rows: list[Row], speed: float) -> Figure:
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the library promises of a step."""
+    found = []
+    times = {(row["ν"], row["d"], row["solver"]): row for row in rows}
+
+    def time(d: int, name: str) -> float:
+        return times[4, d, name]["in a loop [ms]"]
+
+    for d in sorted({row["d"] for row in rows if row["d"] >= 10**6}):
+        where = f"ν = 4, d = {d}"
+        main = time(d, MAIN)
+        found += [
+            at_most(f"EK0, {where}: time / traffic bound", 2.0, times[4, d, MAIN]["/ traffic bound"]),
+            at_least(f"EK0, {where}: times faster than probdiffeq, isotropic", 8, time(d, TS0) / main),
+            at_most(
+                f"EK0, {where}: constant vector diffusion / dynamic scalar", 1.3, time(d, CONSTANT) / main
+            ),
+        ]
+        if d == 2**24:
+            found.append(at_least(f"EK0, {where}: float32, times faster", 1.7, main / time(d, SINGLE)))
+        if d == 10**6:
+            accepted = time(d, DIAGONAL)
+            faster = time(d, TS1) / accepted
+            found += [
+                at_least(f"DiagonalEK1, {where}: times faster than probdiffeq, block-diagonal", 15, faster),
+                at_most(f"DiagonalEK1, {where}: rejected step / accepted", 0.3, time(d, REJECTED) / accepted),
+            ]
+    return found
+
+
+def draw(rows: list[Row]) -> Figure:
     """Time per step against d, one panel per order."""
     orders = sorted({row["ν"] for row in rows})
-    figure = Figure(figsize=(4.2 * len(orders), 4), layout="constrained")
+    figure = Figure(figsize=(4 * len(orders), 4), layout="constrained")
     axes = figure.subplots(1, len(orders), sharey=True, squeeze=False)[0]
-    names = list(dict.fromkeys(row["solver"] for row in rows))
+    names = [name for name in dict.fromkeys(row["solver"] for row in rows) if name not in (SINGLE, REJECTED)]
     for axis, order in zip(axes, orders, strict=True):
         for i, name in enumerate(names):
             points = [
-                (row["d"], row["time per step [ms]"])
+                (row["d"], row["in a loop [ms]"])
                 for row in rows
-                if row["solver"] == name and (row["ν"] == order or name.startswith("Tsit5"))
+                if row["solver"] == name and (row["ν"] == order or name == TSIT5)
             ]
-            style = "o-" if "(" not in name else "s--"
+            style = "s--" if "(" in name else "o-"
             axis.loglog(*zip(*points, strict=True), style, color=f"C{i}", markersize=4, label=name)
-        d = sorted({row["d"] for row in rows})
-        axis.loglog(d, [1e3 * (3 * order + 9) * 8 * x / speed for x in d], "k:", label="traffic bound")
-        axis.set(title=f"ν = {order}", xlabel="d")
+        bounds = {
+            row["d"]: row["in a loop [ms]"] / row["/ traffic bound"] for row in rows if row["ν"] == order
+        }
+        axis.loglog(bounds.keys(), bounds.values(), "k:", label="traffic bound")
+        axis.set(title=f"ν = {order}", xlabel="number of unknowns d")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("time per step [ms]")
-    axes[-1].legend(fontsize=7)
+    axes[0].legend(fontsize=7)
     return figure
 
 
 def main() -> None:
     """Measure, print, publish."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one order, few sizes")
-    quick = parser.parse_args().quick
-    jax.config.update("jax_enable_x64", True)
-    sizes = [10, 1000, 10**6] if quick else [10, 100, 10**3, 10**4, 10**5, 10**6, 2**22, 2**24]
-    rows, speed = measure(sizes, [4] if quick else [2, 4, 6], 3 if quick else 5)
-    publish("step", "One step", rows, draw(rows, speed), bandwidth=speed)
+    short = quick()
+    sizes = [10, 10**6] if short else [10, 100, 10**3, 10**4, 10**5, 10**6, 2**24]
+    rows = measure(sizes, [4] if short else [2, 4, 6], 3 if short else 5)
+    publish("step", "What does one step cost?", rows, draw(rows), claims(rows), short)
 
 
 if __name__ == "__main__":

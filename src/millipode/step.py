@@ -59,11 +59,12 @@ class State(NamedTuple):
 class Attempt(NamedTuple):
     """A step that has been evaluated and can be judged, but is not yet taken.
 
-    The linearised model of the step is all here: Φ, the Jacobian, the residual z and γ.
+    The linearised model of the step is all here: Φ, E₀ m⁻, the Jacobian, the residual z and γ.
     """
 
     t: Array
     transition: Transition
+    predicted: Field
     z: Field
     jacobian: Field
     local_scale: Scale
@@ -82,7 +83,7 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     local = model.diffusion.local_scale(process, z)
     scale = weights(predicted, model.rtol, model.atol, state.mean[0])
     error = error_norm(h, local, process.std(), z, scale, model.diffusion.vector)
-    return Attempt(t, transition, z, jacobian, local, model.diffusion.filter_scale(local), error)
+    return Attempt(t, transition, predicted, z, jacobian, local, model.diffusion.filter_scale(local), error)
 
 
 class Taken(NamedTuple):
@@ -107,7 +108,8 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
         state.covariance,
     )
     correction = state.covariance.apply_gain(corrected.gain, z)
-    mean = _moved(a.transition.gated(accept), state.mean, correction)
+    start = where(accept, a.predicted, state.mean[0])  # what Φ makes of y is there already
+    mean = _moved(start, a.transition.gated(accept), state.mean, correction)
     whitened = corrected.innovation.whiten(a.z)
     log_det, rank = corrected.innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
@@ -124,9 +126,9 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
 
 
 def _moved(
-    transition: Transition, mean: tuple[Field, ...], correction: tuple[Field, ...]
+    start: Field, transition: Transition, mean: tuple[Field, ...], correction: tuple[Field, ...]
 ) -> tuple[Field, ...]:
-    """Φ m − K z, derivative by derivative, in place.
+    """Φ m − K z, derivative by derivative, in place; ``start`` is the first row of Φ m.
 
     Φ is upper triangular, so y^(q) may be overwritten once y, …, y^(q−1) are. XLA does so only if the order
     is forced on it, and copies the whole state at every step otherwise: hence a zero that depends on what
@@ -136,17 +138,16 @@ def _moved(
     n = len(mean)
 
     def leafwise(*leaves: Array) -> tuple[Array, ...]:
-        old, shifts = leaves[:n], leaves[n:]
-        new, zero = [], jnp.zeros((), leaves[0].dtype)
-        for row, shift in zip(transition.phi, shifts, strict=True):
+        start, old, shifts = leaves[0], leaves[1 : n + 1], leaves[n + 1 :]
+        new = [start - shifts[0]]
+        for row, shift in zip(transition.phi[1:], shifts[1:], strict=True):
+            zero = 0 * new[-1][(0,) * shift.ndim] if shift.size >= IN_PLACE else 0
             *others, last = row
             assert last is not None  # the highest derivative moves all others
             new.append(combine([*others, last + zero], old) - shift)
-            if shift.size >= IN_PLACE:
-                zero = 0 * new[-1][(0,) * new[-1].ndim]
         return tuple(new)
 
-    leaves = [jax.tree.leaves(x) for x in (*mean, *correction)]
+    leaves = [jax.tree.leaves(x) for x in (start, *mean, *correction)]
     columns = [leafwise(*parts) for parts in zip(*leaves, strict=True)]
     tree = jax.tree.structure(mean[0])
     return tuple(jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True))
