@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench bench-quick clean
+BENCHMARKS := step work_precision growth first_call smoothing compiler
 
 demo: $(READY)  ## solve the FitzHugh–Nagumo PDE and draw its mean and standard deviation
 	$(BIN)/python examples/fitzhugh_nagumo.py
@@ -15,6 +16,16 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(READY)-bench  ## measure everything; results in benchmarks/results, which takes half an hour
+	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py; done
+
+bench-quick: $(READY)-bench  ## a selection in five minutes; results in benchmarks/results/quick
+	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py --quick; done
+
+$(READY)-bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	touch $@
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,58 +1,89 @@
-"""What do the compiler options of ``millipode.compiling`` change?
+"""What do the ways of compiling in ``millipode.compiling`` change?
 
-Lorenz96, order 4, 50 fixed steps: seconds to compile, and microseconds per step, with XLA's defaults and with
-our options. Run: ``python benchmarks/compiler.py``
+Lorenz96, 200 fixed steps: seconds to compile the loop, and microseconds per step. Run:
+``python benchmarks/compiler.py [--quick]``
 """
 
 import time
-from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import jax
-from harness import medians, table
+import jax.numpy as jnp
+import numpy as np
+from harness import Row, medians, publish, quick
+from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.compiling import OPTIONS
+from millipode.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way
+from millipode.driver import advance_in_place, begin, split
+from millipode.problems import Problem
+from millipode.solve import prepare
 
-STEPS = 50
+STEPS = 200
+WAYS = {
+    "XLA's defaults": FOR_MEMORY,
+    "older emitters": QUICKLY,
+    "one kernel": ONE_KERNEL,
+    "one kernel, less optimised": ONE_SMALL_KERNEL,
+}
 
 
-def final_mean(f: Callable, t_span: tuple, options: dict, y0: jax.Array) -> jax.Array:
-    """The program to compile."""
-    return mp.solve(f, y0, t_span, **options).mean
+def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
+    """Seconds to compile, and a run."""
+    options = dict(solver=solver, controller=mp.FixedStep(1e-4), save="end", max_steps=STEPS)
+    setup, y0, _ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
+    arrays, static = split(setup)
+    carry = begin(static, arrays, y0)
+    lowered = advance_in_place.outermost(way).lower(static, arrays, carry, np.int32(STEPS))
+    start = time.perf_counter()
+    program = lowered.compile()
+    seconds = time.perf_counter() - start
+    return seconds, lambda: program(arrays, jax.tree.map(jnp.copy, carry), np.int32(STEPS))
+
+
+def measure(sizes: list[int], repeats: int) -> list[Row]:
+    """One row per solver, size and way."""
+    rows = []
+    for d in sizes:
+        problem = mp.problems.lorenz96(d)
+        vector = dict(jacobian_diagonal=problem.jacobian_diagonal, diffusion=mp.DynamicDiffusion(vector=True))
+        for solver in (mp.EK0(4), mp.DiagonalEK1(4, **vector)):
+            ways = {name: way for name, way in WAYS.items() if d <= 1000 or not way.kernels}
+            compiling, runs = zip(*(loop(problem, solver, way) for way in ways.values()), strict=True)
+            for name, compile_time, seconds in zip(ways, compiling, medians(runs, repeats), strict=True):
+                rows.append(
+                    {
+                        "solver": type(solver).__name__,
+                        "d": d,
+                        "way": name,
+                        "compile [s]": compile_time,
+                        "step [µs]": 1e6 * seconds / STEPS,
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Time per step against d."""
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, solver in zip(axes, dict.fromkeys(row["solver"] for row in rows), strict=True):
+        for way in WAYS:
+            mine = [row for row in rows if row["solver"] == solver and row["way"] == way]
+            axis.loglog([row["d"] for row in mine], [row["step [µs]"] for row in mine], "o-", label=way)
+        axis.set(title=f"{solver}(4)", xlabel="number of unknowns d")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("time per step [µs]")
+    axes[0].legend(fontsize=7)
+    return figure
 
 
 def main() -> None:
-    """Measure and print."""
-    jax.config.update("jax_enable_x64", True)
-    rows = []
-    for d in (100, 10**3, 10**4, 10**5, 10**6):
-        problem = mp.problems.lorenz96(d)
-        diagonal = dict(
-            jacobian_diagonal=problem.jacobian_diagonal, diffusion=mp.DynamicDiffusion(vector=True)
-        )
-        for solver in (mp.EK0(4), mp.DiagonalEK1(4, **diagonal)):
-            options = dict(solver=solver, controller=mp.FixedStep(1e-4), save="end")
-            t_span = (0.0, 1e-4 * STEPS)
-            program = jax.jit(partial(final_mean, problem.f, t_span, options))
-            programs, compiling = [], []
-            for chosen in ({}, OPTIONS):
-                lowered = program.lower(problem.y0)
-                start = time.perf_counter()
-                programs.append(lowered.compile(compiler_options=chosen))
-                compiling.append(time.perf_counter() - start)
-            default, ours = medians([partial(p, problem.y0) for p in programs], 7)
-            rows.append(
-                {
-                    "solver": type(solver).__name__,
-                    "d": d,
-                    "compile, default [s]": compiling[0],
-                    "compile, ours [s]": compiling[1],
-                    "step, default [µs]": 1e6 * default / STEPS,
-                    "step, ours [µs]": 1e6 * ours / STEPS,
-                }
-            )
-    print(table(rows))
+    """Measure, print, publish."""
+    short = quick()
+    rows = measure([10] if short else [10, 100, 10**3, 10**4, 10**5], 3 if short else 7)
+    publish("compiler", "What do the ways of compiling change?", rows, draw(rows), [], short)
 
 
 if __name__ == "__main__":

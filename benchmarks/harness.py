@@ -1,8 +1,9 @@
 """What the benchmarks share: the machine and its bandwidth, fair timing, claims, and results on disk.
 
 A benchmark answers one question with rows (dictionaries), a figure of them, and claims: what the library
-promises, beside what was measured. ``publish`` writes them into ``benchmarks/results`` (``results/quick`` with
-``--quick``): JSON with the machine, the date, all versions and the bandwidth of the run, a Markdown table, a PNG.
+promises, beside what was measured. ``publish`` writes them into ``benchmarks/results`` (``results/quick``
+with ``--quick``): JSON with the machine, the date, all versions and the bandwidth of the run, a Markdown
+table, a PNG.
 """
 
 import argparse

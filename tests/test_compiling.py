@@ -8,17 +8,19 @@ import pytest
 import millipode as mp
 from millipode import compiling
 from millipode.compiling import ONE_KERNEL, QUICKLY, Program, as_one_kernel, calls_libraries
-from millipode.driver import at_once, split
+from millipode.driver import advance_in_place, begin, split
 from millipode.solve import prepare
 
 Y0 = jnp.arange(1.0, 6.0)
 A = jnp.diag(-jnp.ones(5)) + 0.1
+LARGE = jnp.zeros((300, 300)).at[:5, :5].set(A)
 
 
 def compiled_loop(f):
     setup, y0, _ = prepare(f, Y0, (0.0, 1.0), save="end")
     arrays, static = split(setup)
-    return at_once.lower(static, arrays, y0).compile().as_text()
+    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
+    return advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
 
 
 def test_a_small_loop_is_one_kernel():
@@ -32,15 +34,16 @@ def test_a_small_loop_is_one_kernel():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda t, y: A @ y,
+        lambda t, y: (LARGE @ LARGE)[:5, :5] @ y,
         lambda t, y: jnp.linalg.solve(A, y),
+        lambda t, y: y * jnp.sum(jnp.sin(y[0] * jnp.arange(1e6))),
         lambda t, y: -jnp.sort(y),
         lambda t, y: -jnp.fft.irfft(jnp.fft.rfft(y), 5),
         lambda t, y: jax.pure_callback(
             np.negative, jax.ShapeDtypeStruct((5,), y.dtype), y, vmap_method="sequential"
         ),
     ],
-    ids=["matmul", "solve", "sort", "fft", "callback"],
+    ids=["matmul", "solve", "large", "sort", "fft", "callback"],
 )
 def test_library_calls_are_recognised(f):
     assert calls_libraries(
@@ -48,11 +51,40 @@ def test_library_calls_are_recognised(f):
     )
 
 
-def test_solves_whose_f_calls_libraries():
-    through_matmul = mp.solve(lambda t, y: A @ y, Y0, (0.0, 1.0), save="end")
+@pytest.mark.parametrize(
+    ("f", "kernel"),
+    [(lambda t, y: A @ y, True), (lambda t, y: (LARGE @ LARGE @ jnp.zeros(300))[:5] + A @ y, False)],
+)
+def test_products_of_matrices(f, kernel):
+    product = mp.solve(f, Y0, (0.0, 1.0), save="end")
     unrolled = mp.solve(lambda t, y: jnp.sum(A * y, axis=1), Y0, (0.0, 1.0), save="end")
-    np.testing.assert_allclose(through_matmul.mean, unrolled.mean, rtol=1e-9)
-    assert "xla_cpu_small_call" not in compiled_loop(lambda t, y: A @ y)
+    np.testing.assert_allclose(product.mean, unrolled.mean, rtol=1e-9)
+    assert ("xla_cpu_small_call" in compiled_loop(f)) == kernel
+
+
+@pytest.mark.parametrize("save", ["end", "steps", jnp.array([0.5, 1.0])], ids=["end", "steps", "times"])
+def test_arguments_of_no_consequence(save):
+    """XLA aborts the process if it finds one, so they are given a consequence."""
+
+    def f(t, y, args):
+        return (
+            jnp.where(True, -y, args["unused"])
+            + 0 * args["integer"]
+            + jnp.where(False, args["complex"].imag, 0)
+        )
+
+    args = {"unused": jnp.full(5, jnp.nan), "integer": jnp.arange(5), "complex": 1j * jnp.ones(5)}
+    sol = mp.solve(f, Y0, (0.0, 1.0), args=args, save=save, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(sol.mean[-1], Y0 * np.exp(-1), rtol=1e-5)
+
+
+def test_arguments_without_numbers():
+    def f(t, y, args):
+        return -y + jnp.sum(args["empty"]) + 0 * jax.random.normal(args["key"], y.shape)
+
+    args = {"empty": jnp.zeros(0), "key": jax.random.key(1)}
+    sol = mp.solve(f, Y0, (0.0, 1.0), args=args, save="end", rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(sol.mean[-1], Y0 * np.exp(-1), rtol=1e-5)
 
 
 def test_what_cannot_be_one_kernel_is_compiled_without(monkeypatch):

@@ -49,8 +49,8 @@ def backwards(
     count: Array,
     *,
     reverse: bool,
-) -> tuple[Any, Any]:
-    """For i = count−1 … 0: ``carry, results[i] = body(carry, read(i), results[i])``.
+) -> Any:
+    """For i = count−1 … 0: ``carry, results[i] = body(carry, read(i), results[i])``; returns the results.
 
     With ``reverse``, in a form that reverse mode understands; it then visits all of ``results``.
     """
@@ -60,19 +60,27 @@ def backwards(
             carry, results = state
             i = count - 1 - k
             carry, result = body(carry, read(i), jax.tree.map(lambda x: x[i], results))
-            # Not x.at[i].set, which would read what it is about to overwrite.
+            # In place, which XLA does only if all has been read before anything is written. Not x.at[i].set,
+            # which would read what it is about to overwrite.
+            slot = i + _zero_after(result).astype(i.dtype)
             return carry, jax.tree.map(
-                lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), results, result
+                lambda x, new: lax.dynamic_update_index_in_dim(x, new, slot, 0), results, result
             )
 
-        return lax.fori_loop(0, count, visit, (carry, results))
+        return as_one_kernel(lambda *state: lax.fori_loop(0, count, visit, state)[1], carry, results)
 
     def scanned(carry: Any, inputs: tuple) -> tuple[Any, Any]:
         i, x, result = inputs
         return lax.cond(i < count, lambda: body(carry, x, result), lambda: (carry, result))
 
     index = jnp.arange(jax.tree.leaves(results)[0].shape[0])
-    return lax.scan(scanned, carry, (index, jax.vmap(read)(index), results), reverse=True)
+    return lax.scan(scanned, carry, (index, jax.vmap(read)(index), results), reverse=True)[1]
+
+
+def _zero_after(x: PyTree) -> Array:
+    """A zero that XLA cannot know before it knows x."""
+    first = sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(x))
+    return 0 * jnp.where(jnp.isfinite(first), first, 0)
 
 
 def both_ways(function: Callable[[PyTree, bool], PyTree], inputs: PyTree) -> PyTree:

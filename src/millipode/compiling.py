@@ -12,10 +12,12 @@ about XLA:CPU, and ``benchmarks/compiler.py`` measures it.
 
 import contextvars
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
@@ -39,7 +41,7 @@ FOR_MEMORY = Way()
 # What a single kernel has no room for: primitives that call libraries or Python.
 LIBRARY_CALLS = {
     *("debug_callback", "debug_print", "io_callback", "pure_callback", "ffi_call", "infeed", "outfeed"),
-    *("dot_general", "ragged_dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
+    *("ragged_dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
     *(
         "cholesky",
         "cholesky_update",
@@ -51,6 +53,17 @@ LIBRARY_CALLS = {
     *("qr", "geqrf", "geqp3", "ormqr", "householder_product", "svd", "eig", "eigh", "schur"),
     *("hessenberg", "tridiagonal"),
 }
+
+# XLA's marks are no part of any promise, and it aborts where it does not agree: ``tests/test_compiling.py``
+# must have passed with a version of JAX before it is added here.
+TESTED = {(0, 10)}
+
+# Products of matrices with more entries than this are left to a library.
+MATRIX = 2**10
+
+# Arithmetic on larger arrays than this is left to several cores.
+PARALLEL = 2**17
+ARITHMETIC = {"add", "sub", "mul", "div", "exp", "log", "sin", "cos", "tanh", "sqrt", "pow", "integer_pow"}
 
 # Whether the program that is being traced may have kernels of its own.
 _kernels = contextvars.ContextVar("kernels", default=False)
@@ -77,7 +90,7 @@ class Program:
         try:
             return best(*args)
         except jax.errors.JaxRuntimeError:
-            plain = self._outermost(QUICKLY)
+            plain = self.outermost(QUICKLY)
             if best in (plain, self._inside) or _are_consumed(args):
                 raise
             self._refused.add(_signature(args))
@@ -91,10 +104,11 @@ class Program:
         if not (outside_transformations() and _options_are_known()):
             return self._inside
         if self._way is None or (self._refused and _signature(args) in self._refused):
-            return self._outermost(QUICKLY)
-        return self._outermost(self._way(*args))
+            return self.outermost(QUICKLY)
+        return self.outermost(self._way(*args))
 
-    def _outermost(self, way: Way) -> Any:
+    def outermost(self, way: Way) -> Any:
+        """The program, compiled in a certain way."""
         if way not in self._ways:
             # A function of its own for each way, because JAX remembers how a function was traced.
             function = functools.wraps(self._function)(_traced(self._function, way.kernels))
@@ -115,24 +129,43 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
     For a ``lax.while_loop`` over small arrays, which XLA itself treats like this if it is tiny; the
     attributes here are how it marks them. Only in outermost programs, because what others' ``vmap`` makes of
     a loop may not be possible, and because an outermost program can be compiled without if need be.
+
+    XLA aborts the process if a parameter of such a call turns out to be of no consequence. So what the
+    function sees should come from outside the program, where XLA cannot know it, and its first floating-point
+    result must not be ignored, because all parameters are tied to it.
     """
-    if not _kernels.get():
+    if not _kernels.get() or jax.__version_info__[:2] not in TESTED:
         return function(*args)
     leaves, tree = jax.tree.flatten(args)
     jaxpr, shape = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(
         *leaves
     )
-    call = jaxpr_as_fun(jaxpr)
-    if not calls_libraries(jaxpr.jaxpr):
-        call = jax.jit(_with_metadata(call, inlineable="true", xla_cpu_small_call="false"))
-        call = _with_metadata(call, inlineable="false", xla_cpu_small_call="true")
-    return jax.tree.unflatten(jax.tree.structure(shape), call(*leaves))
+    results = jax.tree.structure(shape)
+    if calls_libraries(jaxpr.jaxpr) or not all(map(_is_plain, [*jaxpr.consts, *leaves])):
+        return jax.tree.unflatten(results, jaxpr_as_fun(jaxpr)(*leaves))
+
+    def inside(constants: list, leaves: list) -> list:
+        results = jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, constants))(*leaves)
+        # The consequence of every parameter: a zero that XLA cannot know to be one.
+        touched = sum(jnp.real(jnp.ravel(x)[0]).astype(jnp.float32) for x in [*constants, *leaves])
+        zero = 0 * jnp.where(jnp.isfinite(touched), touched, 0)
+        first = next(i for i, x in enumerate(results) if jnp.issubdtype(x.dtype, jnp.floating))
+        results[first] = results[first] + zero.astype(results[first].dtype)
+        return results
+
+    once = jax.jit(_with_metadata(inside, inlineable="true", xla_cpu_small_call="false"))
+    call = _with_metadata(once, inlineable="false", xla_cpu_small_call="true")
+    return jax.tree.unflatten(results, call(jaxpr.consts, leaves))
 
 
 def calls_libraries(jaxpr: Jaxpr) -> bool:
-    """Whether a program contains anything that XLA may not compile into a kernel of its own."""
+    """Whether a program contains what XLA cannot make part of a kernel, or is faster with outside of it."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in LIBRARY_CALLS:
+            return True
+        if equation.primitive.name == "dot_general" and max(_sizes(equation.invars)) > MATRIX:
+            return True
+        if equation.primitive.name in ARITHMETIC and max(_sizes(equation.outvars)) > PARALLEL:
             return True
         for inner in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
@@ -141,6 +174,15 @@ def calls_libraries(jaxpr: Jaxpr) -> bool:
             if isinstance(inner, Jaxpr) and calls_libraries(inner):
                 return True
     return False
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether an array has numbers in it."""
+    return x.size > 0 and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.number))
+
+
+def _sizes(variables: list[Any]) -> list[int]:
+    return [math.prod(x.aval.shape) for x in variables]
 
 
 def outside_transformations() -> bool:

@@ -66,15 +66,26 @@ def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carr
 # Up to this many unknowns, starting kernels takes longer than running them.
 SMALL = 2**10
 # From this many on, a Kronecker filter is bound by the memory.
-LARGE = 2**13
+LARGE = 2**16
 
 
-def _way(static: tuple, arrays: list[Array], start: Any, *_: Any) -> Way:
-    """How to compile a solve, by the number of unknowns of y₀ or of a loop's carry."""
+def is_small(y: Field) -> bool:
+    """Whether a solve is best done in kernels of its own."""
+    return size(y) <= SMALL
+
+
+def _way(static: tuple, arrays: list[Array], start: Any) -> Way:
+    """How to compile a solve from y₀ or from a loop's carry."""
     d = size(start.state.mean[0] if isinstance(start, Carry) else start)
-    if join(static, arrays).structure == "kronecker":
-        return ONE_SMALL_KERNEL if d <= SMALL else QUICKLY if d < LARGE else FOR_MEMORY
-    return ONE_KERNEL if d <= SMALL else QUICKLY
+    is_bound_by_memory = d >= LARGE and join(static, arrays).structure == "kronecker"
+    return FOR_MEMORY if is_bound_by_memory else QUICKLY
+
+
+def _way_of_loops(static: tuple, arrays: list[Array], carry: Carry, *_: Any) -> Way:
+    """The same for programs that are one loop over what they are given."""
+    if not is_small(carry.state.mean[0]):
+        return _way(static, arrays, carry)
+    return ONE_SMALL_KERNEL if join(static, arrays).structure == "kronecker" else ONE_KERNEL
 
 
 @compiled(static_argnums=0, way=_way)
@@ -86,7 +97,7 @@ def at_once(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
 
 
 begin = compiled(_start, static_argnums=0, way=_way)
-advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2, way=_way)
+advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2, way=_way_of_loops)
 
 
 @compiled(static_argnums=0)
@@ -100,7 +111,7 @@ def _finish(static: tuple, arrays: list[Array], carry: Carry) -> Outcome:
     return loop.finish(join(static, arrays), carry)
 
 
-@compiled(static_argnums=0)
+@compiled(static_argnums=0, way=_way_of_loops)
 def _collect_steps(
     static: tuple, arrays: list[Array], carry: Carry, record: Record, last: Gaussian
 ) -> tuple[Outcome, Gaussian]:

@@ -103,7 +103,7 @@ class SmoothTimes(SaveTimes):
         )
         start = passage.start
         # A loop of at most one turn, because that happens in place and a conditional would copy.
-        mean, _ = while_loop(
+        mean, unmoved = while_loop(
             lambda carry: carry[1],
             lambda carry: (span.mean(jnp.maximum(start, 0)), jnp.zeros_like(carry[1])),
             (anchor.mean, start >= 0),
@@ -119,7 +119,9 @@ class SmoothTimes(SaveTimes):
             ],
             passage.kernel,
         )
-        return Record(passage.slots, passage.filled, Anchor(mean, kernel))
+        # Whoever knows how many slots are filled, knows that nobody reads the state any more.
+        filled = passage.filled + unmoved.astype(passage.filled.dtype)
+        return Record(passage.slots, filled, Anchor(mean, kernel))
 
     @staticmethod
     def _pass(

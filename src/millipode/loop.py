@@ -141,7 +141,7 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     a = attempt(model, state, t, h)
     accept = controller.accepts(a.error)
     record = plan.before_step(model, state, a, accept, c.record, reverse)
-    taken = take(model, state, a, accept)
+    taken = take(model, state, a, accept, record.filled)
     record = plan.after_step(model, taken, accept, record)
 
     proposal = controller.next_step(h, a.error, c.previous_error, order)

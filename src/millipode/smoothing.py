@@ -106,7 +106,7 @@ def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> 
 
         result = Gaussian(nodes.mean, jax.vmap(type(nodes.covariance).square)(nodes.covariance))
         result = jax.tree.map(lambda x, new: x.at[count - 1].set(new), result, last)
-        return backwards(step, last, read, result, count - 1, reverse=reverse)[1]
+        return backwards(step, last, read, result, count - 1, reverse=reverse)
 
     arrays, static = eqx.partition(prior, eqx.is_array)
     return both_ways(run, (arrays, nodes, count, last))
@@ -169,7 +169,7 @@ def chain(prior: Prior, offsets: tuple[Field, ...], links: Links, count: Array, 
         )
         return backwards(
             step, last, lambda j: pick((links.kernel, links.lead), j), result, count - 1, reverse=reverse
-        )[1]
+        )
 
     arrays, static = eqx.partition(prior, eqx.is_array)
     return both_ways(run, (arrays, offsets, links, count, last))

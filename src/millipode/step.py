@@ -94,8 +94,10 @@ class Taken(NamedTuple):
     z: Field
 
 
-def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
+def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) -> Taken:
     """Correct the state with an attempted step if ``accept``, else return it as it was.
+
+    The ``signal`` is any number that is known only after the last look at the old state.
 
     The covariance branches. The mean does not: its coefficients become those of doing nothing, so a
     rejected step needs no second copy of the state and no selection over it.
@@ -109,7 +111,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
     )
     correction = state.covariance.apply_gain(corrected.gain, z)
     start = where(accept, a.predicted, state.mean[0])  # what Φ makes of y is there already
-    mean = _moved(start, a.transition.gated(accept), state.mean, correction)
+    mean = _moved(start, a.transition.gated(accept), state.mean, correction, signal)
     whitened = corrected.innovation.whiten(a.z)
     log_det, rank = corrected.innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
@@ -126,7 +128,11 @@ def take(model: Filter, state: State, a: Attempt, accept: Array) -> Taken:
 
 
 def _moved(
-    start: Field, transition: Transition, mean: tuple[Field, ...], correction: tuple[Field, ...]
+    start: Field,
+    transition: Transition,
+    mean: tuple[Field, ...],
+    correction: tuple[Field, ...],
+    signal: Array,
 ) -> tuple[Field, ...]:
     """Φ m − K z, derivative by derivative, in place; ``start`` is the first row of Φ m.
 
@@ -139,9 +145,11 @@ def _moved(
 
     def leafwise(*leaves: Array) -> tuple[Array, ...]:
         start, old, shifts = leaves[0], leaves[1 : n + 1], leaves[n + 1 :]
-        new = [start - shifts[0]]
+        in_place = start.size >= IN_PLACE
+        wait = 0 * signal.astype(start.dtype) if in_place else 0
+        new = [start - (shifts[0] + wait)]
         for row, shift in zip(transition.phi[1:], shifts[1:], strict=True):
-            zero = 0 * new[-1][(0,) * shift.ndim] if shift.size >= IN_PLACE else 0
+            zero = 0 * new[-1][(0,) * shift.ndim] if in_place else 0
             *others, last = row
             assert last is not None  # the highest derivative moves all others
             new.append(combine([*others, last + zero], old) - shift)

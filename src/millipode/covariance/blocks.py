@@ -10,7 +10,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance.qr import Block, divide, each, few, known, merge, reduced, root_of
+from millipode.covariance.qr import Block, each, few, known, merge, reduced, root_of, substitute
 from millipode.fields import safe_divide, safe_sqrt
 from millipode.priors import Transition
 
@@ -72,7 +72,7 @@ def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, 
 def _back_substitute(triangle: Block, right: Block) -> Block:
     """X with R X = right; a pivot that is zero up to rounding marks a direction that is known already."""
     if few(triangle):
-        return each(divide, triangle, right)
+        return each(substitute, triangle, right)
     n = triangle.shape[0]
     tiny = known(triangle.dtype) ** 2
     rows: list[Array] = [right[i] for i in range(n)]

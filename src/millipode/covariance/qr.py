@@ -181,3 +181,19 @@ def divide(triangle: Float[Array, "n n"], right: Float[Array, "n k"]) -> Float[A
     is_known = (jnp.diagonal(triangle) ** 2 <= known(triangle.dtype) ** 2 * lengths)[:, None]
     one = jnp.eye(triangle.shape[0], dtype=triangle.dtype)
     return solve_triangular(jnp.where(is_known, one, triangle), jnp.where(is_known, 0, right))
+
+
+def substitute(triangle: Float[Array, "n n"], right: Float[Array, "n k"]) -> Float[Array, "n k"]:
+    """The same as a loop over rows, for matrices that are too small to call a library for."""
+    n = triangle.shape[0]
+    triangle = jnp.triu(triangle)
+    pivots, lengths = jnp.diagonal(triangle), jnp.sum(triangle**2, axis=0)
+    pivots = jnp.where(pivots**2 > known(triangle.dtype) ** 2 * lengths, pivots, 0)
+
+    def row(x: Array, inputs: tuple[Array, Array, Array, Array]) -> tuple[Array, None]:
+        k, coefficients, pivot, b = inputs
+        solved = safe_divide(b - coefficients @ x, pivot)  # rows from k on of x are still zero
+        return jnp.where((jnp.arange(n) == k)[:, None], solved, x), None
+
+    x, _ = lax.scan(row, jnp.zeros_like(right), (jnp.arange(n), triangle, pivots, right), reverse=True)
+    return x

@@ -1,0 +1,172 @@
+"""Our solvers and those of others behind one interface, each as its documentation says to use it.
+
+A method takes a problem and returns ``run(t1, tolerance)``, which solves it up to t1 at rtol = atol =
+tolerance and compiles nothing after the first call.
+
+- millipode: a plain ``mp.solve(..., save="end")``.
+- diffrax: ``diffeqsolve`` inside ``jit``, PI control with its recommended coefficients, nothing kept for
+  derivatives, the final value saved.
+- probdiffeq: ``solve_adaptive_terminal_values`` inside ``jit``, a filter with dynamic calibration,
+  Taylor-mode initialisation, its default error estimate and control.
+- SciPy: ``solve_ivp`` with a right-hand side in NumPy, and a Jacobian for implicit methods.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import diffrax
+import jax
+import numpy as np
+from jax import Array
+from probdiffeq import ivpsolve, probdiffeq
+from scipy.integrate import solve_ivp
+
+import millipode as mp
+from millipode.problems import Problem
+
+MAX_STEPS = 10**6
+ISOTROPIC = probdiffeq.state_space_model_isotropic()
+BLOCK_DIAGONAL = probdiffeq.state_space_model_blockdiag()
+DENSE = probdiffeq.state_space_model_dense()
+
+
+class Answer(NamedTuple):
+    """The final value; its standard deviation, the steps and the evaluations of f where the method tells."""
+
+    y: Any
+    std: Any = None
+    steps: Any = None
+    evaluations: Any = None
+
+
+Run = Callable[[float, float], Answer]
+Method = Callable[[Problem], Run]
+
+
+def ours(kind: type, order: int, **options: Any) -> Method:
+    """One of our solvers; a diagonal Jacobian comes from the problem."""
+
+    def method(problem: Problem) -> Run:
+        diagonal = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
+        solver = kind(order, **options, **diagonal)
+
+        def run(t1: float, tolerance: float) -> Answer:
+            sol = mp.solve(
+                problem.f,
+                problem.y0,
+                (problem.t_span[0], t1),
+                solver=solver,
+                rtol=tolerance,
+                atol=tolerance,
+                save="end",
+                max_steps=MAX_STEPS,
+            )
+            return Answer(sol.mean[-1], sol.std[-1], sol.stats.steps + sol.stats.rejected, sol.stats.f_evals)
+
+        return run
+
+    return method
+
+
+def from_diffrax(kind: type) -> Method:
+    """A Runge–Kutta method of diffrax."""
+
+    def method(problem: Problem) -> Run:
+        term = diffrax.ODETerm(lambda t, y, args: problem.f(t, y))
+
+        @jax.jit
+        def solve(y0: Array, t1: Array, tolerance: Array) -> Answer:
+            solution = diffrax.diffeqsolve(
+                term,
+                kind(),
+                problem.t_span[0],
+                t1,
+                None,
+                y0,
+                stepsize_controller=diffrax.PIDController(
+                    rtol=tolerance, atol=tolerance, pcoeff=0.3, icoeff=0.4
+                ),
+                saveat=diffrax.SaveAt(t1=True),
+                adjoint=diffrax.ForwardMode(),
+                max_steps=MAX_STEPS,
+            )
+            return Answer(solution.ys[-1], None, solution.stats["num_steps"])
+
+        return lambda t1, tolerance: solve(problem.y0, t1, tolerance)
+
+    return method
+
+
+def from_probdiffeq(model: Any, order: int, first_order: bool = False) -> Method:
+    """A filter of probdiffeq: TS0 is our EK0, TS1 our EK1, in the structure of the model."""
+
+    def method(problem: Problem) -> Run:
+        t0 = problem.t_span[0]
+        solver, error, initialise = probdiffeq_parts(problem, model, order, first_order)
+        solve_ode = ivpsolve.solve_adaptive_terminal_values(solver=solver, error=error)
+
+        @jax.jit
+        def solve(y0: Array, t1: Array, tolerance: Array) -> Answer:
+            solution = solve_ode(initialise(y0), t0=t0, t1=t1, atol=tolerance, rtol=tolerance)
+            return Answer(solution.u.mean[0], solution.u.std[0], solution.num_steps)
+
+        return lambda t1, tolerance: solve(problem.y0, t1, tolerance)
+
+    return method
+
+
+def probdiffeq_parts(
+    problem: Problem, model: Any, order: int, first_order: bool
+) -> tuple[Any, Any, Callable[[Array], Any]]:
+    """The solver, its error estimate, and the prior as a function of y0."""
+    ode = probdiffeq.ode(lambda y, /, *, t: problem.f(t, y))
+    constraint = (model.constraint_ode_ts1 if first_order else model.constraint_ode_ts0)(ode)
+    solver = probdiffeq.solver_dynamic(strategy=probdiffeq.strategy_filter(), constraint=constraint)
+
+    def initialise(y0: Array) -> Any:
+        expand = probdiffeq.jetexpand_ode_padded_scan(num=order)
+        series, _ = expand(ode, [y0], t=problem.t_span[0])
+        return model.prior_wiener_integrated(series)
+
+    return solver, probdiffeq.error_residual_std(constraint=constraint), initialise
+
+
+def from_scipy(name: str, f: Callable, jacobian: Callable) -> Method:
+    """A method of ``solve_ivp``, with f and its Jacobian for NumPy arrays."""
+
+    def method(problem: Problem) -> Run:
+        t0, y0 = problem.t_span[0], np.asarray(problem.y0)
+        implicit = {"jac": jacobian} if name in ("Radau", "BDF", "LSODA") else {}
+
+        def run(t1: float, tolerance: float) -> Answer:
+            sol = solve_ivp(f, (t0, t1), y0, name, rtol=max(tolerance, 1e-13), atol=tolerance, **implicit)
+            return Answer(sol.y[:, -1], None, None, sol.nfev)
+
+        return run
+
+    return method
+
+
+def evaluations(method: Method, problem: Problem) -> Callable[[float, float], int]:
+    """How often a compiled method evaluates f, counted by f itself."""
+    count = 0
+
+    def bump() -> None:
+        nonlocal count
+        count += 1
+
+    def counted(t: Array, y: Array) -> Array:
+        jax.debug.callback(bump)
+        return problem.f(t, y)
+
+    run = method(problem._replace(f=counted))
+
+    def evaluate(t1: float, tolerance: float) -> int:
+        nonlocal count
+        jax.effects_barrier()
+        count = 0
+        jax.block_until_ready(run(t1, tolerance).y)
+        jax.effects_barrier()
+        return count
+
+    return evaluate

@@ -1,0 +1,266 @@
+"""How much time buys how much accuracy?
+
+The paper's third figure: root-mean-square error of the final value against the time of a solve, warm, for our
+solvers and for those of probdiffeq, diffrax and SciPy; beside it the evaluations of f, and χ²/d, the mean
+over the unknowns of (error / standard deviation)², which is 1 where the uncertainty is right. How each
+library is called stands in ``methods.py``. Explicit methods are left out of the stiff problem. Run: ``python
+benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import diffrax
+import jax
+import numpy as np
+from harness import Claim, Row, at_least, at_most, medians, publish, quick
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from methods import (
+    DENSE,
+    ISOTROPIC,
+    Answer,
+    Method,
+    evaluations,
+    from_diffrax,
+    from_probdiffeq,
+    from_scipy,
+    ours,
+)
+from scipy.integrate import solve_ivp
+
+import millipode as mp
+from millipode.problems import Problem
+
+ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]
+VECTOR = mp.DynamicDiffusion(vector=True)
+
+
+class Task(NamedTuple):
+    """A problem, its f and Jacobian for NumPy, and whether explicit methods are out of the question."""
+
+    problem: Problem
+    f: Callable
+    jacobian: Callable
+    stiff: bool = False
+
+
+def tasks(few: bool) -> dict[str, Task]:
+    """The problems, by name."""
+    found = {"Pleiades": pleiades(), "Van der Pol, μ = 1000": van_der_pol(1e3)}
+    if few:
+        return found
+    more = {
+        "Lorenz96, d = 20": lorenz96(),
+        "Lotka–Volterra": lotka_volterra(),
+        "Van der Pol, μ = 10": van_der_pol(10),
+    }
+    return found | more
+
+
+def pleiades() -> Task:
+    """Seven stars."""
+    problem, masses, one = mp.problems.pleiades(), np.arange(1.0, 8.0), np.eye(7)
+
+    def f(t: float, state: np.ndarray) -> np.ndarray:
+        x, y, v, w = state.reshape(4, 7)
+        dx, dy = x - x[:, None], y - y[:, None]
+        square = dx * dx + dy * dy + one
+        pull = masses / (square * np.sqrt(square))
+        return np.concatenate([v, w, (pull * dx).sum(axis=1), (pull * dy).sum(axis=1)])
+
+    return Task(problem, f, jax_jacobian(problem))
+
+
+def lorenz96() -> Task:
+    """Chaos, for as long as it can be followed."""
+    problem = mp.problems.lorenz96(20)._replace(t_span=(0.0, 5.0))
+    # Slices of a padded copy, which is what np.roll would cost once, not three times.
+    padded = np.empty(23)
+
+    def f(t: float, y: np.ndarray) -> np.ndarray:
+        padded[2:-1], padded[:2], padded[-1] = y, y[-2:], y[0]
+        return (padded[3:] - padded[:-3]) * padded[1:-2] - y + 8.0
+
+    return Task(problem, f, jax_jacobian(problem))
+
+
+def lotka_volterra() -> Task:
+    """Predators and prey."""
+
+    def f(t: float, y: np.ndarray) -> list[float]:
+        prey, predators = y
+        meetings = 0.05 * prey * predators
+        return [0.5 * prey - meetings, meetings - 0.5 * predators]
+
+    def jacobian(t: float, y: np.ndarray) -> list[list[float]]:
+        prey, predators = y
+        return [[0.5 - 0.05 * predators, -0.05 * prey], [0.05 * predators, 0.05 * prey - 0.5]]
+
+    return Task(mp.problems.lotka_volterra(), f, jacobian)
+
+
+def van_der_pol(mu: float) -> Task:
+    """Relaxation oscillations."""
+
+    def f(t: float, y: np.ndarray) -> list[float]:
+        return [y[1], mu * ((1 - y[0] ** 2) * y[1] - y[0])]
+
+    def jacobian(t: float, y: np.ndarray) -> list[list[float]]:
+        return [[0.0, 1.0], [-mu * (2 * y[0] * y[1] + 1), mu * (1 - y[0] ** 2)]]
+
+    return Task(mp.problems.van_der_pol(mu), f, jacobian, stiff=mu > 100)
+
+
+def jax_jacobian(problem: Problem) -> Callable:
+    """∂f/∂y, compiled."""
+    derivative = jax.jit(jax.jacfwd(problem.f, argnums=1))
+    return lambda t, y: np.asarray(derivative(t, y))
+
+
+def methods(task: Task, few: bool) -> dict[str, Method]:
+    """All that are compared on a problem, by name."""
+    d = task.problem.y0.size
+    scipy = partial(from_scipy, f=task.f, jacobian=task.jacobian)
+    implicit = {
+        **{f"EK1({order})": ours(mp.EK1, order) for order in (3, 5) if d < 10},
+        **{
+            f"TS1({order}), dense (probdiffeq)": from_probdiffeq(DENSE, order, True)
+            for order in (3, 5)
+            if d < 10
+        },
+        "Kvaerno5 (diffrax)": from_diffrax(diffrax.Kvaerno5),
+        "Radau (SciPy)": scipy("Radau"),
+        "LSODA (SciPy)": scipy("LSODA"),
+    }
+    if task.stiff:
+        return implicit
+    explicit = {
+        **{f"EK0({order})": ours(mp.EK0, order) for order in (3, 4, 5, 6)},
+        "DiagonalEK1(4)": ours(mp.DiagonalEK1, 4, diffusion=VECTOR),
+        **{
+            f"TS0({order}), isotropic (probdiffeq)": from_probdiffeq(ISOTROPIC, order)
+            for order in (3, 4, 5, 8)
+        },
+        "Tsit5 (diffrax)": from_diffrax(diffrax.Tsit5),
+        "Dopri8 (diffrax)": from_diffrax(diffrax.Dopri8),
+        "RK45 (SciPy)": scipy("RK45"),
+        "DOP853 (SciPy)": scipy("DOP853"),
+    }
+    return explicit if few else explicit | implicit
+
+
+def measure(name: str, task: Task, few: bool) -> list[Row]:
+    """One row per method and tolerance."""
+    problem, t1 = task.problem, task.problem.t_span[1]
+    y0 = np.asarray(problem.y0)
+    reference = {"method": "Radau", "jac": task.jacobian} if task.stiff else {"method": "DOP853"}
+    truth = solve_ivp(task.f, problem.t_span, y0, rtol=1e-13, atol=1e-13, **reference).y[:, -1]
+    rows = []
+    for label, method in methods(task, few).items():
+        run = method(problem)
+        is_foreign = "diffrax" in label or "probdiffeq" in label
+        counted = evaluations(method, problem) if is_foreign and not few else None
+        for tolerance in np.logspace(-3, -11, 5 if few else 9):
+            answer: Answer = run(t1, tolerance)
+            error = np.asarray(answer.y) - truth
+            again = partial(run, t1, tolerance)
+            (seconds,) = medians([again], 1)
+            if seconds < 0.2:
+                (seconds,) = medians([again], 9)
+            count = None if counted is None else counted(t1, tolerance)
+            std = None if answer.std is None else np.asarray(answer.std)
+            rows.append(
+                {
+                    "problem": name,
+                    "method": label,
+                    "tolerance": float(tolerance),
+                    "RMSE": float(np.sqrt(np.mean(error**2))),
+                    "time [ms]": 1e3 * seconds,
+                    "evaluations": count if answer.evaluations is None else int(answer.evaluations),
+                    "χ²/d": None if std is None else float(np.mean((error / std) ** 2)),
+                }
+            )
+            print(rows[-1], flush=True)
+            if seconds > 2:
+                break
+    return rows
+
+
+def time_for(rows: list[Row], accuracy: float) -> float:
+    """Milliseconds for an RMSE of at most this: of the fastest better run, or between two runs."""
+    points = [(row["RMSE"], row["time [ms]"]) for row in rows]
+    times = [time for error, time in points if error <= accuracy]
+    for (e, s), (f, t) in pairwise(points):
+        if min(e, f) < accuracy < max(e, f):
+            weight = np.log(accuracy / e) / np.log(f / e)
+            times.append(float(s ** (1 - weight) * t**weight))
+    return min(times, default=np.inf)
+
+
+def best(rows: list[Row], prefix: str, accuracy: float) -> float:
+    """The same for the best of several methods."""
+    names = {row["method"] for row in rows if row["method"].startswith(prefix)}
+    return min(time_for([row for row in rows if row["method"] == name], accuracy) for name in names)
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the library promises of Pleiades: geometric means over accuracies, each with its best order."""
+    rows = [row for row in rows if row["problem"] == "Pleiades"]
+
+    def ratio(prefix: str) -> float:
+        logs = [np.log(best(rows, prefix, a) / best(rows, "EK0", a)) for a in ACCURACIES]
+        return float(np.exp(np.mean(logs)))
+
+    what = "Pleiades, RMSE 1e-3 … 1e-8, EK0 of the best order, geometric mean:"
+    return [
+        at_least(f"{what} times faster than SciPy's RK45", 6, ratio("RK45")),
+        at_least(f"{what} times faster than probdiffeq's TS0", 3, ratio("TS0")),
+        at_most(f"{what} time / that of diffrax's Tsit5", 1.3, 1 / ratio("Tsit5")),
+    ]
+
+
+def draw(rows: list[Row]) -> Figure:
+    """One panel per problem."""
+    names = list(dict.fromkeys(row["problem"] for row in rows))
+    labels = sorted({row["method"] for row in rows}, key=lambda m: (m.split("(")[-1], m))
+    figure = Figure(figsize=(4.2 * len(names) + 2.2, 4), layout="constrained")
+    axes = figure.subplots(1, len(names), squeeze=False)[0]
+    families = {"SciPy": ("s:", "Greys"), "diffrax": ("D--", "Greens"), "probdiffeq": ("^--", "Oranges")}
+    for axis, name in zip(axes, names, strict=True):
+        for label in labels:
+            points = [
+                (row["RMSE"], row["time [ms]"])
+                for row in rows
+                if row["problem"] == name and row["method"] == label
+            ]
+            if not points:
+                continue
+            family = label.split("(")[-1].rstrip(")")
+            style, colours = families.get(family, ("o-", "Blues"))
+            members = [
+                x for x in labels if families.get(x.split("(")[-1].rstrip(")")) == families.get(family)
+            ]
+            shade = 0.45 + 0.5 * members.index(label) / max(len(members) - 1, 1)
+            colour = colormaps[colours](shade)
+            axis.loglog(*zip(*points, strict=True), style, color=colour, markersize=3.5, label=label)
+        axis.set(title=name, xlabel="RMSE of the final value")
+        axis.invert_xaxis()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("time of a solve [ms]")
+    handles = {h.get_label(): h for axis in axes for h in axis.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=7)
+    return figure
+
+
+def main() -> None:
+    """Measure, print, publish."""
+    few = quick()
+    rows = [row for name, task in tasks(few).items() for row in measure(name, task, few)]
+    publish("work_precision", "How much time buys how much accuracy?", rows, draw(rows), claims(rows), few)
+
+
+if __name__ == "__main__":
+    main()
