@@ -63,15 +63,15 @@ def _run(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Carr
     return loop.advance(join(static, arrays), carry, limit)
 
 
-# Up to this many unknowns, starting kernels takes longer than running them.
-SMALL = 2**10
+# Up to this many unknowns, starting kernels takes longer than running them; blocks do more for each.
+SMALL, SMALL_WITH_BLOCKS = 2**10, 2**8
 # From this many on, a Kronecker filter is bound by the memory.
 LARGE = 2**16
 
 
-def is_small(y: Field) -> bool:
+def is_small(y: Field, structure: str) -> bool:
     """Whether a solve is best done in kernels of its own."""
-    return size(y) <= SMALL
+    return size(y) <= (SMALL if structure == "kronecker" else SMALL_WITH_BLOCKS)
 
 
 def _way(static: tuple, arrays: list[Array], start: Any) -> Way:
@@ -83,9 +83,10 @@ def _way(static: tuple, arrays: list[Array], start: Any) -> Way:
 
 def _way_of_loops(static: tuple, arrays: list[Array], carry: Carry, *_: Any) -> Way:
     """The same for programs that are one loop over what they are given."""
-    if not is_small(carry.state.mean[0]):
+    structure = join(static, arrays).structure
+    if not is_small(carry.state.mean[0], structure):
         return _way(static, arrays, carry)
-    return ONE_SMALL_KERNEL if join(static, arrays).structure == "kronecker" else ONE_KERNEL
+    return ONE_SMALL_KERNEL if structure == "kronecker" else ONE_KERNEL
 
 
 @compiled(static_argnums=0, way=_way)

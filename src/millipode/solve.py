@@ -95,7 +95,7 @@ def solve(
     arrays, static = split(setup)
     if isinstance(setup.plan, CountSteps):
         outcome = by_recomputation(static, arrays, y0, budget, progress)
-    elif concrete and (progress or isinstance(setup.plan, SaveSteps) or is_small(y0)):
+    elif concrete and (progress or isinstance(setup.plan, SaveSteps) or is_small(y0, setup.structure)):
         outcome = in_segments(static, arrays, y0, budget, progress)
     else:
         outcome = at_once(static, arrays, y0)
