@@ -114,7 +114,7 @@ def main() -> None:
     """Measure, print, publish."""
     short = quick()
     sizes = [10**4, 10**6] if short else [10**4, 10**5, 10**6, 2**21, 2**22, 2**23, 2**24]
-    rows = measure(sizes, 3 if short else 7)
+    rows = measure(sizes, 3 if short else 5)
     publish("growth", "How do time and memory grow?", rows, draw(rows), claims(rows), short)
 
 

@@ -37,11 +37,12 @@ TSIT5, TS0, TS1 = "Tsit5 (diffrax)", "TS0 isotropic (probdiffeq)", "TS1 block-di
 
 
 class Contender(NamedTuple):
-    """A method, how to make one step per call with it, and the sizes that it is run for."""
+    """A method, how to make one step per call with it, and how far to go in d and in t."""
 
     method: Method
     stepper: Callable[[Problem], Callable[[], Any]] | None
     largest: int
+    horizon: float = 1e4
 
 
 def contenders(order: int, short: bool) -> dict[str, Contender]:
@@ -62,7 +63,7 @@ def contenders(order: int, short: bool) -> dict[str, Contender]:
         TS0: Contender(
             from_probdiffeq(ISOTROPIC, order), probdiffeq_step(order), 2**24 if order == 4 else 10**6
         ),
-        TS1: Contender(from_probdiffeq(BLOCK_DIAGONAL, order, True), None, slow),
+        TS1: Contender(from_probdiffeq(BLOCK_DIAGONAL, order, True), None, slow, 0.4),
     }
 
 
@@ -124,7 +125,7 @@ def probdiffeq_step(order: int) -> Callable[[Problem], Callable[[], Any]]:
     return stepper
 
 
-def in_a_loop(method: Method, problem: Problem, repeats: int) -> float:
+def in_a_loop(method: Method, problem: Problem, horizon: float, repeats: int) -> float:
     """Marginal seconds per step; a median, unless a single run takes long enough."""
     run = method(problem)
 
@@ -137,12 +138,13 @@ def in_a_loop(method: Method, problem: Problem, repeats: int) -> float:
     t1, (seconds, steps) = 0.05, timed(0.05)
     while True:
         longer, more = timed(2 * t1)
-        if more - steps > 1 and (longer - seconds > SECONDS or more > 10**4):
+        enough = longer - seconds > SECONDS or more > 10**4 or 4 * t1 > horizon
+        if more - steps > 1 and enough:
             break
         t1, seconds, steps = 2 * t1, longer, more
     if longer < 4:
-        horizons = [partial(run, horizon, TOLERANCE) for horizon in (t1, 2 * t1)]
-        seconds, longer = medians(horizons, repeats)
+        runs = [partial(run, t, TOLERANCE) for t in (t1, 2 * t1)]
+        seconds, longer = medians(runs, repeats)
     return (longer - seconds) / (more - steps)
 
 
@@ -198,7 +200,7 @@ def measure(sizes: dict[int, list[int]], repeats: int, short: bool) -> list[Row]
                 call = None
                 if contender.stepper is not None:
                     (call,) = medians([contender.stepper(problem)], 5 if d > 10**5 else 51)
-                add(name, in_a_loop(contender.method, problem, repeats), call)
+                add(name, in_a_loop(contender.method, problem, contender.horizon, repeats), call)
             if d == 10**6:
                 add(REJECTED, rejected(problem, order, repeats), None)
     return rows
