@@ -1,10 +1,11 @@
 """What do the ways of compiling in ``millipode.compiling`` change?
 
-Lorenz96, 200 fixed steps: seconds to compile the loop, and microseconds per step. Run:
+Lorenz96, fixed steps: seconds to compile the loop, and the marginal microseconds of a step in it. Run:
 ``python benchmarks/compiler.py [--quick]``
 """
 
 import time
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,8 +30,8 @@ WAYS = {
 
 
 def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
-    """Seconds to compile, and a run."""
-    options = dict(solver=solver, controller=mp.FixedStep(1e-4), save="end", max_steps=STEPS)
+    """Seconds to compile, and a run of so many steps."""
+    options = dict(solver=solver, controller=mp.FixedStep(1e-4), save="end", max_steps=3 * STEPS)
     setup, y0, _ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
     arrays, static = split(setup)
     carry = begin(static, arrays, y0)
@@ -38,7 +39,7 @@ def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
     start = time.perf_counter()
     program = lowered.compile()
     seconds = time.perf_counter() - start
-    return seconds, lambda: program(arrays, jax.tree.map(jnp.copy, carry), np.int32(STEPS))
+    return seconds, lambda steps: program(arrays, jax.tree.map(jnp.copy, carry), np.int32(steps))
 
 
 def measure(sizes: list[int], repeats: int) -> list[Row]:
@@ -50,14 +51,16 @@ def measure(sizes: list[int], repeats: int) -> list[Row]:
         for solver in (mp.EK0(4), mp.DiagonalEK1(4, **vector)):
             ways = {name: way for name, way in WAYS.items() if d <= 1000 or not way.kernels}
             compiling, runs = zip(*(loop(problem, solver, way) for way in ways.values()), strict=True)
-            for name, compile_time, seconds in zip(ways, compiling, medians(runs, repeats), strict=True):
+            short, long = (medians([partial(run, n * STEPS) for run in runs], repeats) for n in (1, 3))
+            marginal = [(b - a) / (2 * STEPS) for a, b in zip(short, long, strict=True)]
+            for name, compile_time, seconds in zip(ways, compiling, marginal, strict=True):
                 rows.append(
                     {
                         "solver": type(solver).__name__,
                         "d": d,
                         "way": name,
                         "compile [s]": compile_time,
-                        "step [µs]": 1e6 * seconds / STEPS,
+                        "step [µs]": 1e6 * seconds,
                     }
                 )
                 print(rows[-1], flush=True)
@@ -82,7 +85,7 @@ def draw(rows: list[Row]) -> Figure:
 def main() -> None:
     """Measure, print, publish."""
     short = quick()
-    rows = measure([10] if short else [10, 100, 10**3, 10**4, 10**5], 3 if short else 7)
+    rows = measure([10] if short else [10, 100, 10**3, 10**4, 10**5], 5 if short else 7)
     publish("compiler", "What do the ways of compiling change?", rows, draw(rows), [], short)
 
 
