@@ -31,10 +31,10 @@ def passes(solver, y0=PROBLEM.y0, **options):
         (mp.EK0(2), {}, 26),
         (mp.EK0(4), {}, 41),
         (mp.EK0(4), {"y0": PROBLEM.y0.astype(jnp.float32)}, 41),
-        (mp.EK0(4, diffusion=CONSTANT_VECTOR), {}, 48),
+        (mp.EK0(4, diffusion=CONSTANT_VECTOR), {}, 44),
         (mp.EK0(3), {"save": TIMES, "smooth": False}, 39),
         (mp.EK0(3), {"save": TIMES}, 87),
-        (DIAGONAL, {}, 51),  # a tile of the correction counts once, not for all tiles
+        (DIAGONAL, {}, 49),  # a tile of the correction counts once, not for all tiles
     ],
     ids=["EK0(2)", "EK0(4)", "float32", "constant vector", "times", "smoothed times", "DiagonalEK1"],
 )

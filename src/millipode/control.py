@@ -163,5 +163,5 @@ class Replay(Controller):
 def error_norm(h: Array, local: Scale, process_std: Scale, z: Field, scale: Field, vector: bool) -> Array:
     """RMS of E = h γ̂ √(H Σ Hᵀ) in units of the tolerance; with a vector γ̂, E = h |z|."""
     if vector:
-        return rms(jax.tree.map(lambda r, w: h * r / w, z, scale))
+        return h * rms(jax.tree.map(jnp.divide, z, scale))
     return rms(map_leaves(lambda w, s: h * local * s / w, scale, process_std))

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from millipode.control import error_norm, weights
 from millipode.covariance import Covariance
 from millipode.diffusion import Diffusion
-from millipode.fields import Field, Scale, combine, total, where
+from millipode.fields import Field, Scale, combine, where
 from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Transition
 
@@ -120,7 +120,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
         mean=mean,
         covariance=corrected.covariance,
         calibration=where(accept, calibration, state.calibration),
-        quadratic=state.quadratic + jnp.where(accept, total(jax.tree.map(jnp.square, whitened)), 0),
+        quadratic=state.quadratic + jnp.where(accept, corrected.innovation.quadratic(a.z), 0),
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
     )

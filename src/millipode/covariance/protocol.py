@@ -30,6 +30,10 @@ class Innovation(eqx.Module):
     def whiten(self, z: Field) -> Field:
         """S^(−½) z, with 0 where S vanishes."""
 
+    def quadratic(self, z: Field) -> Array:
+        """Zᵀ S⁻¹ z."""
+        return total(jax.tree.map(jnp.square, self.whiten(z)))
+
     @abc.abstractmethod
     def std(self) -> Scale:
         """√S_ii, a field or one shared scalar."""
@@ -51,6 +55,13 @@ class DiagonalInnovation(Innovation):
             inverse = jax.tree.map(lambda s: safe_divide(jnp.ones_like(s), s), self.scale)
             return map_leaves(jnp.multiply, z, inverse)
         return map_leaves(safe_divide, z, self.scale)
+
+    def quadratic(self, z: Field) -> Array:
+        """Σ_i (z_i / s_i)²; a shared scale leaves the sum alone, which nothing then has to be stored for."""
+        if not is_shared(self.scale, z):
+            return super().quadratic(z)
+        inverse = safe_divide(jnp.ones_like(self.scale), self.scale)
+        return total(jax.tree.map(jnp.square, z)) * inverse**2
 
     def std(self) -> Scale:
         """S."""
