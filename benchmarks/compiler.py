@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 import millipode as mp
 from millipode.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way
-from millipode.driver import advance_in_place, begin, split
+from millipode.driver import advance_in_place, begin, is_small, split
 from millipode.problems import Problem
 from millipode.solve import prepare
 
@@ -49,7 +49,8 @@ def measure(sizes: list[int], repeats: int) -> list[Row]:
         problem = mp.problems.lorenz96(d)
         vector = dict(jacobian_diagonal=problem.jacobian_diagonal, diffusion=mp.DynamicDiffusion(vector=True))
         for solver in (mp.EK0(4), mp.DiagonalEK1(4, **vector)):
-            ways = {name: way for name, way in WAYS.items() if d <= 1000 or not way.kernels}
+            small = is_small(problem.y0, solver.structure)
+            ways = {name: way for name, way in WAYS.items() if small or not way.kernels}
             compiling, runs = zip(*(loop(problem, solver, way) for way in ways.values()), strict=True)
             short, long = (medians([partial(run, n * STEPS) for run in runs], repeats) for n in (1, 3))
             marginal = [(b - a) / (2 * STEPS) for a, b in zip(short, long, strict=True)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from harness import Claim, Row, at_most, medians, publish, quick
+from harness import Claim, Row, at_most, publish, quick, timings
 from matplotlib.figure import Figure
 
 import millipode as mp
@@ -38,8 +38,8 @@ def per_step(problem: Problem, solver: Any, steps: int, repeats: int) -> float:
         options = dict(solver=solver, controller=mp.FixedStep(STEP), save="end")
         return lambda: mp.solve(problem.f, problem.y0, (0.0, n * STEP), **options).mean
 
-    short, long = medians([run(steps), run(3 * steps)], repeats)
-    return (long - short) / (2 * steps)
+    short, long = timings([run(steps), run(3 * steps)], repeats)
+    return float(np.median(long - short)) / (2 * steps)
 
 
 def measure(sizes: list[int], repeats: int) -> list[Row]:

@@ -67,17 +67,22 @@ def bandwidth(size: int = 2**24, repeats: int = 7) -> float:
     return 10 * 3 * size * a.dtype.itemsize / seconds
 
 
-def medians(functions: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each function, warm, called in turns so that noise hits all alike."""
-    times: list[list[float]] = [[] for _ in functions]
+def timings(functions: Sequence[Callable[[], Any]], repeats: int) -> np.ndarray:
+    """Seconds, one row per function, warm, called in turns so that noise hits all alike."""
+    times = np.zeros((len(functions), repeats))
     for function in functions:
         jax.block_until_ready(function())
-    for _ in range(repeats):
-        for function, record in zip(functions, times, strict=True):
+    for i in range(repeats):
+        for j, function in enumerate(functions):
             start = time.perf_counter()
             jax.block_until_ready(function())
-            record.append(time.perf_counter() - start)
-    return [float(np.median(record)) for record in times]
+            times[j, i] = time.perf_counter() - start
+    return times
+
+
+def medians(functions: Sequence[Callable[[], Any]], repeats: int) -> list[float]:
+    """Median seconds of each function."""
+    return np.median(timings(functions, repeats), axis=1).tolist()
 
 
 def machine() -> Row:

@@ -31,7 +31,7 @@ DENSE = probdiffeq.state_space_model_dense()
 
 
 class Answer(NamedTuple):
-    """The final value; its standard deviation, the accepted steps and the evaluations of f where told."""
+    """The final value after an axis for time; its standard deviation, accepted steps, evaluations of f."""
 
     y: Any
     std: Any = None
@@ -61,7 +61,7 @@ def ours(kind: type, order: int, **options: Any) -> Method:
                 save="end",
                 max_steps=MAX_STEPS,
             )
-            return Answer(sol.mean[-1], sol.std[-1], sol.stats.steps, sol.stats.f_evals)
+            return Answer(sol.mean, sol.std, sol.stats.steps, sol.stats.f_evals)
 
         return run
 
@@ -88,7 +88,7 @@ def from_diffrax(kind: type) -> Method:
                 adjoint=diffrax.ForwardMode(),
                 max_steps=MAX_STEPS,
             )
-            return Answer(solution.ys[-1], None, solution.stats["num_accepted_steps"])
+            return Answer(solution.ys, None, solution.stats["num_accepted_steps"])
 
         return lambda t1, tolerance: solve(problem.y0, t1, tolerance)
 
@@ -106,7 +106,7 @@ def from_probdiffeq(model: Any, order: int, first_order: bool = False) -> Method
         @jax.jit
         def solve(y0: Array, t1: Array, tolerance: Array) -> Answer:
             solution = solve_ode(initialise(y0), t0=t0, t1=t1, atol=tolerance, rtol=tolerance)
-            return Answer(solution.u.mean[0], solution.u.std[0], solution.num_steps)
+            return Answer(solution.u.mean[0][None], solution.u.std[0][None], solution.num_steps)
 
         return lambda t1, tolerance: solve(problem.y0, t1, tolerance)
 
@@ -138,7 +138,7 @@ def from_scipy(name: str, f: Callable, jacobian: Callable) -> Method:
 
         def run(t1: float, tolerance: float) -> Answer:
             sol = solve_ivp(f, (t0, t1), y0, name, rtol=max(tolerance, 1e-13), atol=tolerance, **implicit)
-            return Answer(sol.y[:, -1], None, None, sol.nfev)
+            return Answer(sol.y[:, -1:].T, None, None, sol.nfev)
 
         return run
 

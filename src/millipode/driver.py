@@ -101,6 +101,17 @@ begin = compiled(_start, static_argnums=0, way=_way)
 advance_in_place = compiled(_run, static_argnums=0, donate_argnums=2, way=_way_of_loops)
 
 
+@compiled(static_argnums=0, way=_way_of_loops)
+def _complete(static: tuple, arrays: list[Array], carry: Carry, limit: Array) -> Outcome:
+    return loop.finish(join(static, arrays), _run(static, arrays, carry, limit))
+
+
+def in_two(static: tuple, arrays: list[Array], y0: Field) -> Outcome:
+    """The start and the rest, for small problems: the loop sees nothing that XLA could know beforehand."""
+    carry = begin(static, arrays, y0)
+    return _complete(static, arrays, carry, np.int32(join(static, arrays).max_steps))
+
+
 @compiled(static_argnums=0)
 def _empty_record(static: tuple, arrays: list[Array], carry: Carry) -> Any:
     setup = join(static, arrays)

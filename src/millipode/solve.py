@@ -13,7 +13,16 @@ from millipode import checks
 from millipode.compiling import outside_transformations
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
-from millipode.driver import FIRST_STRIDE, at_once, by_recomputation, in_segments, is_small, split, trimmed
+from millipode.driver import (
+    FIRST_STRIDE,
+    at_once,
+    by_recomputation,
+    in_segments,
+    in_two,
+    is_small,
+    split,
+    trimmed,
+)
 from millipode.fields import Field, dtype
 from millipode.fixedpoint import SmoothTimes
 from millipode.linearise import DiagonalFirstOrder, VectorField
@@ -95,8 +104,10 @@ def solve(
     arrays, static = split(setup)
     if isinstance(setup.plan, CountSteps):
         outcome = by_recomputation(static, arrays, y0, budget, progress)
-    elif concrete and (progress or isinstance(setup.plan, SaveSteps) or is_small(y0, setup.structure)):
+    elif concrete and (progress or isinstance(setup.plan, SaveSteps)):
         outcome = in_segments(static, arrays, y0, budget, progress)
+    elif concrete and is_small(y0, setup.structure):
+        outcome = in_two(static, arrays, y0)
     else:
         outcome = at_once(static, arrays, y0)
     solution = _solution(outcome)
