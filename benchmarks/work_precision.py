@@ -225,11 +225,14 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """One panel per problem."""
+    """One panel per problem, and the legend in a panel of its own."""
     names = list(dict.fromkeys(row["problem"] for row in rows))
     labels = sorted({row["method"] for row in rows}, key=lambda m: (m.split("(")[-1], m))
-    figure = Figure(figsize=(4.2 * len(names) + 2.2, 4), layout="constrained")
-    axes = figure.subplots(1, len(names), squeeze=False)[0]
+    columns = min(len(names) + 1, 3)
+    lines = -(-(len(names) + 1) // columns)
+    figure = Figure(figsize=(4 * columns, 3.6 * lines), layout="constrained")
+    *axes, last = figure.subplots(lines, columns, squeeze=False).ravel()[: len(names) + 1]
+    last.axis("off")
     families = {"SciPy": ("s:", "Greys"), "diffrax": ("D--", "Greens"), "probdiffeq": ("^--", "Oranges")}
     for axis, name in zip(axes, names, strict=True):
         for label in labels:
@@ -251,9 +254,10 @@ def draw(rows: list[Row]) -> Figure:
         axis.set(title=name, xlabel="RMSE of the final value")
         axis.invert_xaxis()
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("time of a solve [ms]")
+    for axis in axes[::columns]:
+        axis.set_ylabel("time of a solve [ms]")
     handles = {h.get_label(): h for axis in axes for h in axis.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside right center", fontsize=7)
+    last.legend(handles.values(), handles.keys(), loc="center left", fontsize=8, frameon=False)
     return figure
 
 
