@@ -17,10 +17,10 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)-bench  ## measure everything; results in benchmarks/results, which takes half an hour
+bench: $(READY)-bench  ## measure everything; results in benchmarks/results; takes most of an hour
 	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py; done
 
-bench-quick: $(READY)-bench  ## a selection in five minutes; results in benchmarks/results/quick
+bench-quick: $(READY)-bench  ## a selection; results in benchmarks/results/quick
 	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py --quick; done
 
 $(READY)-bench: $(READY)
