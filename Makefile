@@ -17,7 +17,7 @@ lint: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)-bench  ## measure everything; results in benchmarks/results; takes most of an hour
+bench: $(READY)-bench  ## measure everything; results in benchmarks/results; takes an hour and a half
 	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py; done
 
 bench-quick: $(READY)-bench  ## a selection; results in benchmarks/results/quick

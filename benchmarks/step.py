@@ -300,7 +300,7 @@ def draw(rows: list[Row]) -> Figure:
 def main() -> None:
     """Measure, print, publish."""
     short = quick()
-    some, many = [10, 10**6], [10, 10**3, 10**5, 10**6, 2**24]
+    some, many = [10, 10**6], [10, 100, 10**3, 10**5, 10**6, 2**24]
     sizes = {4: some} if short else {2: many[:-1], 4: many, 6: many[:-1]}
     rows = measure(sizes, 3 if short else 5, short)
     publish("step", "What does one step cost?", rows, draw(rows), claims(rows), short)
