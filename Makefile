@@ -4,7 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .PHONY: demo test lint bench bench-quick clean
-BENCHMARKS := step work_precision growth first_call smoothing compiler
+QUICK := step work_precision growth first_call smoothing
+BENCHMARKS := $(QUICK) compiler
 
 demo: $(READY)  ## solve the FitzHugh–Nagumo PDE and draw its mean and standard deviation
 	$(BIN)/python examples/fitzhugh_nagumo.py
@@ -21,7 +22,7 @@ bench: $(READY)-bench  ## measure everything; results in benchmarks/results; tak
 	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py; done
 
 bench-quick: $(READY)-bench  ## a selection; results in benchmarks/results/quick
-	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py --quick; done
+	set -e; for name in $(QUICK) summary; do $(BIN)/python benchmarks/$$name.py --quick; done
 
 $(READY)-bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,bench]'

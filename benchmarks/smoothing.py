@@ -36,7 +36,7 @@ def cases(few: bool) -> dict[str, tuple[Problem, Any, dict]]:
     return found
 
 
-def ways(problem: Problem, solver: Any, options: dict) -> dict[str, Callable[[], Any]]:
+def ways(problem: Problem, solver: Any, options: dict, few: bool) -> dict[str, Callable[[], Any]]:
     """What is compared, by name; the first is the measure of all others."""
     f, y0, (t0, t1) = problem.f, problem.y0, problem.t_span
     times, key = jnp.linspace(t0, t1, 11)[1:], jax.random.key(0)
@@ -48,8 +48,9 @@ def ways(problem: Problem, solver: Any, options: dict) -> dict[str, Callable[[],
         "filter": lambda: solve(save="end").mean,
         "ten times, filtered": lambda: solve(save=times, smooth=False).mean,
         "ten times, smoothed": lambda: solve(save=times).mean,
-        "ten times, one sample": lambda: solve(save=times).sample(key, num=1),
     }
+    if not (few and y0.size >= 10**5):
+        found["ten times, one sample"] = lambda: solve(save=times).sample(key, num=1)
     if y0.size < 10**5:
         found |= {
             "all steps, filtered": lambda: solve(save="steps", smooth=False).mean,
@@ -63,7 +64,7 @@ def measure(few: bool) -> list[Row]:
     """One row per case and way."""
     rows = []
     for name, (problem, solver, options) in cases(few).items():
-        found = ways(problem, solver, options)
+        found = ways(problem, solver, options, few)
         seconds = medians(list(found.values()), 3 if few else 5)
         for way, time in zip(found, seconds, strict=True):
             rows.append({"case": name, "way": way, "time [ms]": 1e3 * time, "/ filter": time / seconds[0]})

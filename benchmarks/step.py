@@ -50,24 +50,25 @@ class Contender(NamedTuple):
 def contenders(order: int, short: bool) -> dict[str, Contender]:
     """All that are compared, by name."""
     diagonal = ours(mp.DiagonalEK1, order, diffusion=VECTOR)
+    dense, large_loop = (0, 10**4) if short else (100, 10**6)
     constant = ours(mp.EK0, order, diffusion=CONSTANT_VECTOR)
     return {
         MAIN: Contender(ours(mp.EK0, order), our_step(mp.EK0(order)), 2**24),
         SINGLE: Contender(
             lambda p: ours(mp.EK0, order)(p._replace(y0=p.y0.astype(jnp.float32))),
             None,
-            2**24 if order <= 4 else 0,
+            2**24 if order <= 4 and not short else 0,
         ),
         CONSTANT: Contender(constant, None, 2**24),
         DIAGONAL: Contender(diagonal, None, 2**21),
-        "EK0, dense": Contender(ours(mp.EK0, order, structure="dense"), None, 100),
-        "EK1": Contender(ours(mp.EK1, order), None, 100),
-        TSIT5: Contender(from_diffrax(diffrax.Tsit5), tsit5_step, 2**24 if order == 4 else 0, 10**6),
+        "EK0, dense": Contender(ours(mp.EK0, order, structure="dense"), None, dense),
+        "EK1": Contender(ours(mp.EK1, order), None, dense),
+        TSIT5: Contender(from_diffrax(diffrax.Tsit5), tsit5_step, 2**24 if order == 4 else 0, large_loop),
         TS0: Contender(
             from_probdiffeq(ISOTROPIC, order),
             probdiffeq_step(ISOTROPIC, order, False),
             2**24 if order == 4 else 10**6,
-            10**6 if order == 4 else 10**5,
+            min(large_loop, 10**6 if order == 4 else 10**5),
         ),
         TS1: Contender(
             from_probdiffeq(BLOCK_DIAGONAL, order, True),
@@ -145,10 +146,11 @@ class Pair(NamedTuple):
     steps: int
 
 
-def pair(method: Method, problem: Problem) -> Pair:
+def pair(method: Method, problem: Problem, short: bool) -> Pair:
     """Solves whose difference is long enough to be measured."""
     run = method(problem)
-    enough = 2.0 if problem.y0.size >= 10**6 else 0.3  # seconds; allocating large arrays is what varies
+    large = problem.y0.size >= 10**6 and not short
+    enough = 2.0 if large else 0.6 if short else 0.3  # seconds; allocating large arrays is what varies
 
     def timed(t1: float) -> tuple[float, int]:
         start = time.perf_counter()
@@ -165,13 +167,13 @@ def pair(method: Method, problem: Problem) -> Pair:
         t1, seconds, steps = 2 * t1, longer, more
 
 
-def marginals(pairs: list[Pair], repeats: int) -> list[float]:
+def marginals(pairs: list[Pair], repeats: int, patience: float) -> list[float]:
     """Marginal seconds per step: medians of differences, in turns, unless a single one takes long enough."""
-    fast = [p for p in pairs if p.seconds[1] < LONG]
+    fast = [p for p in pairs if p.seconds[1] < patience]
     times = iter(timings([run for p in fast for run in (p.short, p.long)], repeats))
     found = []
     for p in pairs:
-        short, long = (next(times), next(times)) if p.seconds[1] < LONG else p.seconds
+        short, long = (next(times), next(times)) if p.seconds[1] < patience else p.seconds
         found.append(float(np.median(long - short)) / p.steps)
     return found
 
@@ -226,9 +228,9 @@ def measure(sizes: dict[int, list[int]], repeats: int, short: bool) -> list[Row]
                 if c.stepper is not None
             }
             looped = {name: c for name, c in entered.items() if d <= c.largest_loop}
-            pairs = [pair(c.method, problem) for c in looped.values()]
+            pairs = [pair(c.method, problem, short) for c in looped.values()]
             loops: dict[str, float | None] = dict.fromkeys(entered)
-            loops |= dict(zip(looped, marginals(pairs, repeats), strict=True))
+            loops |= dict(zip(looped, marginals(pairs, repeats, 2 if short else LONG), strict=True))
             if d == 10**6:
                 loops[REJECTED] = rejected(problem, order, repeats)
             bound = (3 * (order + 1) + 6) * 8 * d / bandwidth()
@@ -300,8 +302,8 @@ def draw(rows: list[Row]) -> Figure:
 def main() -> None:
     """Measure, print, publish."""
     short = quick()
-    some, many = [10, 10**6], [10, 100, 10**3, 10**5, 10**6, 2**24]
-    sizes = {4: some} if short else {2: many[:-1], 4: many, 6: many[:-1]}
+    many = [10, 100, 10**3, 10**5, 10**6, 2**24]
+    sizes = {4: [10**6]} if short else {2: many[:-1], 4: many, 6: many[:-1]}
     rows = measure(sizes, 3 if short else 5, short)
     publish("step", "What does one step cost?", rows, draw(rows), claims(rows), short)
 
