@@ -21,7 +21,7 @@ lint: $(READY)  ## style and types
 bench: $(READY)-bench  ## measure everything; results in benchmarks/results; takes an hour and a half
 	set -e; for name in $(BENCHMARKS) summary; do $(BIN)/python benchmarks/$$name.py; done
 
-bench-quick: $(READY)-bench  ## a selection; results in benchmarks/results/quick
+bench-quick: $(READY)-bench  ## a selection, in five minutes; results in benchmarks/results/quick
 	set -e; for name in $(QUICK) summary; do $(BIN)/python benchmarks/$$name.py --quick; done
 
 $(READY)-bench: $(READY)
