@@ -89,7 +89,7 @@ def test_bad_input_is_refused(change, error, message):
         (lambda: mp.problems.lorenz96(3), ValueError, "at least 4"),
         (lambda: mp.problems.van_der_pol(-1.0), ValueError, "positive"),
         (lambda: mp.problems.fitzhugh_nagumo(1), ValueError, "at least 2"),
-        (lambda: mp.grids.Grid((3,), (1.0, 1.0)), ValueError, "one length per axis"),
+        (lambda: mp.grids.Grid((3,), (1.0, 1.0)), ValueError, "one positive length per axis"),
         (lambda: mp.grids.Grid((3,), (-1.0,)), ValueError, "positive"),
         (lambda: mp.grids.Grid((3,), (1.0,), "open"), ValueError, "boundary"),
     ],

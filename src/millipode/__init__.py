@@ -1,13 +1,14 @@
 """Probabilistic ODE solutions in millions of dimensions."""
 
-from millipode import grids, problems
+from millipode import basis, grids, problems
 from millipode.control import FixedStep, PIController
 from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
-from millipode.linearise import Stencil
+from millipode.grids import Grid
+from millipode.linearise import Linear, Stencil
 from millipode.priors import IWP
 from millipode.solution import Marginal, Solution, SolveError, Stats, Status
 from millipode.solve import solve
-from millipode.solvers import EK0, EK1, DiagonalEK1
+from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
 
 __version__ = "0.1.0"
 
@@ -19,13 +20,17 @@ __all__ = [
     "DiagonalEK1",
     "DynamicDiffusion",
     "FixedStep",
+    "Grid",
+    "Linear",
     "Marginal",
     "PIController",
     "Solution",
     "SolveError",
+    "SpectralEK1",
     "Stats",
     "Status",
     "Stencil",
+    "basis",
     "grids",
     "problems",
     "solve",

@@ -286,8 +286,12 @@ def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str) -> int:
     d, n = size(y0), solver.order + 1
     if smooth == "recompute":
         return (1 + (solver.structure != "kronecker") + solver.diffusion.vector) * d * dtype(y0).itemsize
-    root = {"kronecker": 1, "blockdiagonal": n * (n - 1) * d, "dense": (n * d) ** 2}[solver.structure]
-    smoothed = {"kronecker": 1, "blockdiagonal": n * n * d, "dense": (n * d) ** 2}[solver.structure]
+    root, smoothed = {
+        "kronecker": (1, 1),
+        "blockdiagonal": (n * (n - 1) * d, n * n * d),
+        "coupled": (n * (n - 1) * d * solver.components, n * n * d * solver.components),
+        "dense": ((n * d) ** 2, (n * d) ** 2),
+    }[solver.structure]
     fields = n + (solver.structure != "kronecker") + solver.diffusion.vector
     return (fields * d + root + (smoothed if smooth else 0)) * dtype(y0).itemsize
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.autodiff import both_ways, while_loop
+from millipode.basis import Identity
 from millipode.control import Controller, weights
 from millipode.covariance import STRUCTURES
-from millipode.fields import Field, Scale, all_finite, dtype, rms, safe_sqrt
+from millipode.fields import Field, Scale, all_finite, dtype, expand, rms, safe_sqrt
 from millipode.initialise import initialise, probe
 from millipode.posterior import Posterior
 from millipode.saving import Saved, SavePlan
@@ -76,18 +77,20 @@ class Outcome(NamedTuple):
 
 def begin(setup: Setup, y0: Field) -> Carry:
     """Initialise the state and choose the first step."""
-    model, t0 = setup.model, setup.t0
+    model, t0, basis = setup.model, setup.t0, setup.model.linearisation.basis
     field, order = model.vector_field, model.prior.order
     span = jnp.abs(setup.t1 - t0)
     p = probe(field, t0, y0, weights(y0, model.rtol, model.atol), span)
     initial = initialise(setup.initialise, field, t0, y0, order, p, span)
-    local = initial.residual if model.diffusion.vector else rms(initial.residual)
-    scale = model.diffusion.filter_scale(local)
-    covariance = STRUCTURES[setup.structure].initial(initial.root, scale, y0)
-    zero = jnp.zeros((), dtype(y0))
     # A copy, because the loop works in place and y0 belongs to the user.
-    mean = jax.tree.map(jnp.copy, initial.mean)
-    state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(y0), zero, zero, zero)
+    mean = tuple(basis.to_modes(jax.tree.map(jnp.copy, x)) for x in initial.mean)
+    local = rms(initial.residual)
+    if model.diffusion.vector:
+        local = initial.residual if isinstance(basis, Identity) else expand(local, mean[0])
+    scale = model.diffusion.filter_scale(local)
+    covariance = STRUCTURES[setup.structure].initial(initial.root, scale, mean[0])
+    zero, memory = jnp.zeros((), dtype(y0)), model.linearisation.memory()
+    state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(mean[0]), zero, zero, zero, memory)
     h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
     status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
     status = jnp.where(span == 0, Status.SUCCESS, status).astype(jnp.int32)

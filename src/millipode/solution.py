@@ -1,6 +1,8 @@
 """What the user holds after a solve."""
 
+import dataclasses
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode import queries
+from millipode.basis import Basis, Identity
 from millipode.compiling import compiled
 from millipode.fields import Scale, same_structure
 from millipode.posterior import Moments, Path, Posterior
@@ -99,6 +102,7 @@ class Solution:
         stats: counts of steps and evaluations.
         status_code: see ``status``.
         reached: the last time that the solver reached, and its last step size.
+        basis: in which ``posterior`` and a vector-valued ``diffusion`` are; all else is in space.
 
     >>> import jax, jax.numpy as jnp, millipode as mp
     >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0))
@@ -115,16 +119,21 @@ class Solution:
     stats: Stats
     status_code: Array
     reached: tuple[Array, Array]
+    basis: Basis = dataclasses.field(default=Identity())
 
     @property
     def mean(self) -> PyTree:
         """The posterior mean of y, in the structure of y0."""
-        return self.posterior.mean[0]
+        return self._in_space.mean
 
     @property
     def std(self) -> PyTree:
         """The posterior standard deviation of y, in the structure of y0."""
-        return _expand(self.posterior.std, self.mean)
+        return _expand(self._in_space.std, self.mean)
+
+    @functools.cached_property
+    def _in_space(self) -> Moments:
+        return in_space(self.basis, Moments(self.posterior.mean[0], self.posterior.std))
 
     @property
     def diffusion(self) -> PyTree:
@@ -148,11 +157,12 @@ class Solution:
             moments = queries.evaluate(self.posterior, self.t, times, q)
         else:
             moments = queries.look_up(self, times, q)
+        moments = in_space(self.basis, moments)
         return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:
         """The posterior of the q-th derivative of y, q ≤ ν, at the saved times."""
-        moments = queries.saved_moments(self, queries.derivative(self, q))
+        moments = in_space(self.basis, queries.saved_moments(self, queries.derivative(self, q)))
         return Marginal(self.t, moments.mean, _expand(moments.std, moments.mean))
 
     def sample(
@@ -172,7 +182,8 @@ class Solution:
         Returns:
             A pytree like y0, every leaf with two more axes in front: sample and time.
         """
-        return queries.sample(self, key, num, at, queries.derivative(self, derivative))
+        samples = queries.sample(self, key, num, at, queries.derivative(self, derivative))
+        return samples if isinstance(self.basis, Identity) else _from_modes(self.basis, samples)
 
     def plot(self, **options: Any) -> Any:
         """Draw the posterior with matplotlib: bands for a few unknowns, images for fields.
@@ -225,6 +236,21 @@ class Solution:
             f"Solution({self.status.name}, d={d}, {len(self.t)} saved times, "
             f"{int(self.stats.steps)} steps, {int(self.stats.rejected)} rejected)"
         )
+
+
+def in_space(basis: Basis, moments: Moments) -> Moments:
+    """Mean and standard deviation of y, from those of its modes."""
+    return moments if isinstance(basis, Identity) else _in_space(basis, moments)
+
+
+@compiled
+def _in_space(basis: Basis, moments: Moments) -> Moments:
+    return Moments(basis.from_modes(moments.mean), basis.std(moments.std))
+
+
+@compiled
+def _from_modes(basis: Basis, samples: PyTree) -> PyTree:
+    return basis.from_modes(samples)
 
 
 def _expand(std: Scale, mean: PyTree) -> PyTree:

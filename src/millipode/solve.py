@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import ArrayLike, PyTree
 
 from millipode import checks
+from millipode.basis import Basis
 from millipode.compiling import outside_transformations
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
@@ -67,7 +68,8 @@ def solve(
         f: ``f(t, y)``, or ``f(t, y, args)`` if ``args`` is given; returns something like y.
         y0: an array or a pytree of arrays, float32 or float64. Integers become floats.
         t_span: ``(t0, t1)``; t1 < t0 integrates backwards.
-        solver: ``mp.EK0(...)`` (the default), ``mp.DiagonalEK1(...)`` or ``mp.EK1(...)``.
+        solver: ``mp.EK0(...)`` (the default), ``mp.DiagonalEK1(...)``, ``mp.SpectralEK1(...)`` or
+            ``mp.EK1(...)``.
         args: passed on to f; an array or a pytree. Arrays and floats are traced, all else is constant.
         rtol: relative tolerance, a scalar or like y.
         atol: absolute tolerance, a scalar or like y.
@@ -110,10 +112,11 @@ def solve(
         outcome = in_two(static, arrays, y0)
     else:
         outcome = at_once(static, arrays, y0)
-    solution = _solution(outcome)
+    basis = setup.model.linearisation.basis
+    solution = _solution(outcome, basis)
     if concrete and not solution.success:
         if isinstance(setup.plan, SaveTimes):
-            solution = _solution(trimmed([outcome], dynamic))
+            solution = _solution(trimmed([outcome], dynamic), basis)
         if throw:
             raise SolveError(solution)
     return solution
@@ -216,7 +219,7 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
     return setup._replace(model=model._replace(vector_field=field, linearisation=linearisation))
 
 
-def _solution(outcome: Outcome) -> Solution:
+def _solution(outcome: Outcome, basis: Basis) -> Solution:
     return Solution(
         t=outcome.t,
         posterior=outcome.posterior,
@@ -225,4 +228,5 @@ def _solution(outcome: Outcome) -> Solution:
         stats=outcome.stats,
         status_code=outcome.status,
         reached=outcome.reached,
+        basis=basis,
     )

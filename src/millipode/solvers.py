@@ -2,15 +2,18 @@
 
 import abc
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
+import numpy as np
 
+from millipode.basis import Basis
 from millipode.diffusion import ConstantDiffusion, Diffusion, DynamicDiffusion
 from millipode.fields import Field
 from millipode.linearise import (
     DiagonalFirstOrder,
     FirstOrder,
+    Linear,
     Linearisation,
     Stencil,
     ZerothOrder,
@@ -36,6 +39,11 @@ class Solver(eqx.Module):
     def order(self) -> int:
         """ν, the number of derivatives in the state."""
         return self.prior.order
+
+    @property
+    def components(self) -> int:
+        """How many components of y share a block of the covariance."""
+        return 1
 
     @abc.abstractmethod
     def linearisation(self, y: Field) -> Linearisation:
@@ -143,6 +151,84 @@ class DiagonalEK1(Solver):
         """The diagonal, exactly."""
         check_diagonal(self.jacobian_diagonal, y)
         return DiagonalFirstOrder(self.jacobian_diagonal)
+
+
+class SpectralEK1(Solver):
+    """F_y = V diag(λ) Vᵀ: A-stable in a stiff linear part that a fast basis diagonalises, at O(d log d).
+
+    For discretised PDEs: diffusion, and other functions of the Laplacian, on regular grids. The residual has
+    all of f; only the gain is built on its linear part. The covariance is block-diagonal, one small matrix
+    per mode (the paper's Proposition 2, in another basis).
+
+    Args:
+        order: ν, from 1 to 11.
+        linear: the stiff linear part, from ``mp.Grid(...).diffusion(...)`` or ``.operator(...)``; or any
+            pair of an orthonormal basis (``mp.basis.Basis``) and eigenvalues.
+        refresh: every so many steps, look at the mean over space of ∂f/∂y beyond ``linear``, by one JVP per
+            component of y. It replaces the matrix ``reaction`` of a linear part that has one; else its
+            diagonal is added to ``linear``, where that is damping. Never by default.
+        diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``; with
+            vector=True there is one scale per mode.
+        structure: ``"blockdiagonal"`` (the default) or ``"dense"``, both over modes.
+        prior: in place of ``mp.IWP(order)``.
+        initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+    """
+
+    prior: Prior
+    linear: Linear
+    refresh: int | None = eqx.field(static=True)
+    diffusion: Diffusion
+    structure: str = eqx.field(static=True)
+    initialise: str | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: int | None = None,
+        *,
+        linear: Linear | tuple[Basis, Any],
+        refresh: int | None = None,
+        diffusion: Diffusion | None = None,
+        structure: Structure | None = None,
+        prior: Prior | None = None,
+        initialise: Initialise | None = None,
+    ):
+        self.prior = _prior(order, prior, 3)
+        if isinstance(linear, tuple) and len(linear) == 2 and isinstance(linear[0], Basis):
+            linear = Linear(*linear)
+        if not isinstance(linear, Linear):
+            raise TypeError(
+                "linear must come from mp.Grid(...).diffusion(...) or .operator(...), or be a pair of an "
+                f"orthonormal basis and eigenvalues; got {type(linear).__name__}. Without such a linear "
+                "part, use mp.DiagonalEK1."
+            )
+        self.linear = linear
+        if refresh is not None and (isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1):
+            raise ValueError(f"refresh must be a positive number of steps or None, got {refresh!r}.")
+        self.refresh = refresh
+        self.diffusion = _diffusion(diffusion)
+        if structure == "kronecker":
+            raise ValueError(
+                "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do. Use "
+                "structure='blockdiagonal' (the default), or mp.EK0."
+            )
+        self.structure = _structure(structure, "blockdiagonal")
+        if linear.reaction is not None:
+            if structure is not None or self.diffusion.vector:
+                raise ValueError(
+                    "SpectralEK1 with a reaction between components has the structure 'coupled' and a scalar "
+                    "diffusion; leave structure out and vector=False, or drop the reaction."
+                )
+            self.structure = "coupled"
+        self.initialise = _initialise(initialise)
+
+    @property
+    def components(self) -> int:
+        """All of them where a reaction couples them."""
+        return 1 if self.linear.reaction is None else np.shape(self.linear.reaction)[0]
+
+    def linearisation(self, y: Field) -> Linearisation:
+        """The spectrum."""
+        return self.linear.fitted(y, self.refresh)
 
 
 class EK1(Solver):

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
+from millipode.basis import Identity
 from millipode.control import error_norm, weights
-from millipode.covariance import Covariance
+from millipode.covariance import Covariance, Innovation
+from millipode.covariance.blocks import process_gain
+from millipode.covariance.coupled import CoupledJacobian, process_correction
 from millipode.diffusion import Diffusion
-from millipode.fields import Field, Scale, combine, where
+from millipode.fields import Field, Scale, combine, rms, where
 from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Transition
 
@@ -45,6 +48,7 @@ class State(NamedTuple):
         quadratic: Σ_n z_nᵀ S_n⁻¹ z_n.
         log_det: Σ_n log det S_n.
         rank: the number of directions in that determinant.
+        memory: of the linearisation.
     """
 
     t: Array
@@ -54,6 +58,7 @@ class State(NamedTuple):
     quadratic: Array
     log_det: Array
     rank: Array
+    memory: PyTree
 
 
 class Attempt(NamedTuple):
@@ -70,6 +75,7 @@ class Attempt(NamedTuple):
     local_scale: Scale
     filter_scale: Scale
     error: Array
+    memory: PyTree
 
 
 def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
@@ -77,13 +83,41 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     transition = model.prior.transition(h)
     predicted = combine(transition.phi[0], state.mean)  # E₀ m⁻
     slope = combine(transition.phi[1], state.mean)  # E₁ m⁻
-    value, jacobian = model.linearisation(model.vector_field, t, predicted)
+    memory = model.linearisation.refreshed(model.vector_field, t, predicted, state.memory)
+    value, jacobian = model.linearisation(model.vector_field, t, predicted, memory)
     z = jax.tree.map(jnp.subtract, slope, value)
     process = state.covariance.process_innovation(transition, jacobian, z)
     local = model.diffusion.local_scale(process, z)
-    scale = weights(predicted, model.rtol, model.atol, state.mean[0])
-    error = error_norm(h, local, process.std(), z, scale, model.diffusion.vector)
-    return Attempt(t, transition, predicted, z, jacobian, local, model.diffusion.filter_scale(local), error)
+    error = _error(model, state, h, transition, predicted, z, jacobian, process, local)
+    scale = model.diffusion.filter_scale(local)
+    return Attempt(t, transition, predicted, z, jacobian, local, scale, error, memory)
+
+
+def _error(
+    model: Filter,
+    state: State,
+    h: Array,
+    transition: Transition,
+    predicted: Field,
+    z: Field,
+    jacobian: Any,
+    process: Innovation,
+    local: Scale,
+) -> Array:
+    """The local error in units of the tolerance, measured in space.
+
+    For stiff modes h|z| overstates it by |hλ|, so in modes it is the correction of y itself.
+    """
+    basis = model.linearisation.basis
+    if isinstance(basis, Identity):
+        scale = weights(predicted, model.rtol, model.atol, state.mean[0])
+        return error_norm(h, local, process.std(), z, scale, model.diffusion.vector)
+    scale = weights(basis.from_modes(predicted), model.rtol, model.atol)
+    if isinstance(jacobian, CoupledJacobian):
+        correction = process_correction(transition, jacobian, z)
+    else:
+        correction = jax.tree.map(lambda j, r: process_gain(transition, j) * r, jacobian, z)
+    return rms(jax.tree.map(jnp.divide, basis.from_modes(correction), scale))
 
 
 class Taken(NamedTuple):
@@ -123,6 +157,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
         quadratic=state.quadratic + jnp.where(accept, corrected.innovation.quadratic(a.z), 0),
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
+        memory=jax.tree.map(lambda new, old: jnp.where(accept, new, old), a.memory, state.memory),
     )
     return Taken(taken, corrected.gain, z)
 

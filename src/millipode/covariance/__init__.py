@@ -4,20 +4,34 @@
 |---|---|---|---|
 | Kronecker | C = I ⊗ RᵀR | R: (n−1, n) | EK0 with a shared diffusion |
 | block-diagonal | C = blockdiag(RᵢᵀRᵢ) | R: (n−1, n, *shape) | diagonal Jacobians |
-| dense | C = RᵀR | R: (n d, n d) | everything |
+| coupled | C = blockdiag over modes, n c rows each | R: (k, n c, *modes) | Jacobians that couple c
+components mode by mode | | dense | C = RᵀR | R: (n d, n d) | everything |
 
 The noise-free correction leaves a block of rank n−1, so structured factors drop a row.
 """
 
 from millipode.covariance.blockdiagonal import BlockDiagonal
-from millipode.covariance.dense import Dense
+from millipode.covariance.coupled import Coupled, CoupledJacobian
+from millipode.covariance.dense import Dense, FullJacobian
 from millipode.covariance.kronecker import Kronecker
 from millipode.covariance.protocol import Covariance, Innovation, Kernel
 
 STRUCTURES: dict[str, type[Covariance]] = {
     "kronecker": Kronecker,
     "blockdiagonal": BlockDiagonal,
+    "coupled": Coupled,
     "dense": Dense,
 }
 
-__all__ = ["STRUCTURES", "BlockDiagonal", "Covariance", "Dense", "Innovation", "Kernel", "Kronecker"]
+__all__ = [
+    "STRUCTURES",
+    "BlockDiagonal",
+    "Coupled",
+    "CoupledJacobian",
+    "Covariance",
+    "Dense",
+    "FullJacobian",
+    "Innovation",
+    "Kernel",
+    "Kronecker",
+]

@@ -196,20 +196,24 @@ def _per_leaf(
     leaves, tree = jax.tree.flatten(y)
     columns = [a if isinstance(a, list) else jax.tree.leaves(a) for a in arguments]
     results = [
-        _in_tiles(function, leaf.shape, leafwise, reuse or {})
+        in_tiles(function, leaf.shape, leafwise, reuse)
         for leaf, *leafwise in zip(leaves, *columns, strict=True)
     ]
     return tuple(jax.tree.unflatten(tree, part) for part in zip(*results, strict=True))
 
 
-def _in_tiles(
-    function: Callable[..., tuple], shape: tuple[int, ...], arrays: list[Any], reuse: dict[int, int]
+def in_tiles(
+    function: Callable[..., tuple],
+    shape: tuple[int, ...],
+    arrays: list[Any],
+    reuse: dict[int, int] | None = None,
 ) -> tuple:
     """Apply a function to tiles of unknowns; result o overwrites argument ``reuse[o]``.
 
     Arguments and results end with the axes of ``shape``; arguments may also be scalars or None, which all
     tiles share.
     """
+    reuse = reuse or {}
     d = math.prod(shape)
     if d < 2 * TILE:
         return function(*arrays)

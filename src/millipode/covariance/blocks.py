@@ -146,6 +146,13 @@ def process_scale(transition: Transition, jacobian: Array | None) -> Array:
     return transition.scaling[1] * jnp.sqrt(first**2 + root[1, 1] ** 2)
 
 
+def process_gain(transition: Transition, jacobian: Array) -> Array:
+    """The first row of the gain if the step's noise were all there is: by how much z/γ moves y."""
+    root = transition.scaled_root
+    first = root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
+    return transition.step_ratio * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
+
+
 def marginal_std(root: Block, row: tuple[Array | None, ...], noise: Array, scale: Array) -> Array:
     """√(φ RᵀR φᵀ + scale² noise) for one row φ of a transition."""
     projected = sum(p * root[:, j] for j, p in enumerate(row) if p is not None)

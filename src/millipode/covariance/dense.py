@@ -2,6 +2,7 @@
 
 from typing import Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -19,8 +20,13 @@ from millipode.covariance.protocol import (
 )
 from millipode.covariance.qr import divide, reduced, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
-from millipode.linearise import FullJacobian
 from millipode.priors import Transition
+
+
+class FullJacobian(eqx.Module):
+    """F_y as a matrix over the flattened state."""
+
+    matrix: Float[Array, "d d"]
 
 
 class Dense(Covariance):

@@ -64,5 +64,6 @@ def fitzhugh_nagumo(
         raise ValueError(f"fitzhugh_nagumo: n must be at least 2, got {n}.")
     grid = Grid((n, n), (1.0, 1.0), "neumann")
     f = FitzHughNagumo(a, b, k, tau, grid)
+    linear = grid.diffusion([a, b / tau], shift=[0.0, -1 / tau])
     y0 = jnp.asarray(np.random.default_rng(seed).uniform(size=(2, n, n)), jnp.result_type(float))
-    return Problem(f, y0, (0.0, 20.0), JacobianDiagonal(f), Stencil(axes=(-2, -1)), grid)
+    return Problem(f, y0, (0.0, 20.0), JacobianDiagonal(f), Stencil(axes=(-2, -1)), grid, linear)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, PyTree
 
 from millipode.grids import Grid
-from millipode.linearise import Stencil
+from millipode.linearise import Linear, Stencil
 
 
 class Problem(NamedTuple):
@@ -23,6 +23,8 @@ class Problem(NamedTuple):
         jacobian_diagonal: the diagonal of ∂f/∂y as a function of ``(t, y)``.
         stencil: how far f reaches on its grid, where there is one.
         grid: the grid of a discretised PDE.
+        linear: its stiff linear part, for ``mp.SpectralEK1``.
+        solution: y(t), where it is known.
     """
 
     f: Callable
@@ -31,6 +33,8 @@ class Problem(NamedTuple):
     jacobian_diagonal: Callable | None = None
     stencil: Stencil | None = None
     grid: Grid | None = None
+    linear: Linear | None = None
+    solution: Callable | None = None
 
 
 @dataclass(frozen=True)
