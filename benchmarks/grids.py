@@ -2,14 +2,10 @@
 
 The paper's showcase, FitzHugh–Nagumo on n × n cells up to T = 20 with ``SpectralEK1(2)``, rtol = 1e-3, atol =
 1e-5: attempted steps, time of a warm solve, memory of its loop. On 64² cells beside SciPy's DOP853 at the
-same tolerance, whose steps stability limits, and up to T = 1 on 32² cells beside probdiffeq's matrix-free TS1
-filter (ν = 2, ten ensemble members), the one of its filters that is stable and fits into memory; it is given
-up after a minute, compilation not counted, and then that minute stands in the table. Run: ``python
-benchmarks/grids.py [--quick]`` (needs the ``bench`` extra).
+same tolerance, whose steps stability limits. Run: ``python benchmarks/grids.py [--quick]`` (needs the
+``bench`` extra).
 """
 
-import os
-import threading
 import time
 from typing import Any
 
@@ -18,16 +14,13 @@ import numpy as np
 from growth import copies_of_y
 from harness import Claim, Row, at_least, at_most, publish, quick
 from matplotlib.figure import Figure
-from methods import from_probdiffeq
-from probdiffeq import probdiffeq
 from scipy.integrate import solve_ivp
 
 import millipode as mp
 from millipode.problems import Problem
 
 RTOL, ATOL = 1e-3, 1e-5
-PATIENCE = 60  # seconds
-SPECTRAL, DOP853, TS1 = "SpectralEK1(2)", "DOP853 (SciPy)", "TS1(2), matrix-free (probdiffeq)"
+SPECTRAL, DOP853 = "SpectralEK1(2)", "DOP853 (SciPy)"
 
 
 def spectral(problem: Problem, t1: float) -> mp.Solution:
@@ -105,19 +98,7 @@ def in_numpy(problem: Problem, n: int) -> Any:
     return f
 
 
-def matrix_free(n: int, t1: float) -> Row:
-    """Probdiffeq's filter for large stiff problems; its tolerance is one number for both."""
-    model = probdiffeq.state_space_model_matfree(key=jax.random.key(0), num_ensembles=10)
-    run = from_probdiffeq(model, 2, True)(mp.problems.fitzhugh_nagumo(n))
-    jax.block_until_ready(run(1e-6, RTOL))  # compiles
-    start = time.perf_counter()
-    solving = threading.Thread(target=lambda: jax.block_until_ready(run(t1, RTOL)), daemon=True)
-    solving.start()
-    solving.join(PATIENCE)
-    return row(TS1, n, t1, time.perf_counter() - start, None)
-
-
-def measure(sizes: list[int], short: bool) -> list[Row]:
+def measure(sizes: list[int]) -> list[Row]:
     """One row per solver and grid."""
     rows = []
 
@@ -133,8 +114,6 @@ def measure(sizes: list[int], short: bool) -> list[Row]:
     add(ours(64, truth=truth))
     for n in sizes:
         add(ours(n))
-    if not short:
-        add(matrix_free(32, 1.0))  # the last, because it may never end
     return rows
 
 
@@ -152,9 +131,6 @@ def claims(rows: list[Row]) -> list[Claim]:
         at_most("64²: RMSE", 2e-3, ours["RMSE"]),
         at_least("64²: times faster than DOP853", 40, theirs["time [s]"] / ours["time [s]"]),
     ]
-    if (free := found(TS1, "32²", 1.0)) and (small := found(SPECTRAL, "32²", 1.0)):
-        faster = free["time [s]"] / small["time [s]"]
-        promises.append(at_least("32², T = 1: times faster than probdiffeq, matrix-free", 100, faster))
     if fine := found(SPECTRAL, "512²"):
         promises.append(at_most("attempts, 512² / 64²", 1.3, fine["attempts"] / ours["attempts"]))
     if million := found(SPECTRAL, "708²"):
@@ -182,9 +158,8 @@ def draw(rows: list[Row]) -> Figure:
 def main() -> None:
     """Measure, print, publish."""
     short = quick()
-    rows = measure([128] if short else [128, 256, 512, 708, 1024, 2048], short)
+    rows = measure([128] if short else [128, 256, 512, 708, 1024, 2048])
     publish("grids", "What does a stiff PDE cost?", rows, draw(rows), claims(rows), short)
-    os._exit(0)  # what was given up may still be running
 
 
 if __name__ == "__main__":
