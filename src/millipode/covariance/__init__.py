@@ -4,8 +4,8 @@
 |---|---|---|---|
 | Kronecker | C = I ⊗ RᵀR | R: (n−1, n) | EK0 with a shared diffusion |
 | block-diagonal | C = blockdiag(RᵢᵀRᵢ) | R: (n−1, n, *shape) | diagonal Jacobians |
-| coupled | C = blockdiag over modes, n c rows each | R: (k, n c, *modes) | Jacobians that couple c
-components mode by mode | | dense | C = RᵀR | R: (n d, n d) | everything |
+| coupled | C = blockdiag over modes | R: (k, n c, *modes) | Jacobians that couple c components per mode |
+| dense | C = RᵀR | R: (n d, n d) | everything |
 
 The noise-free correction leaves a block of rank n−1, so structured factors drop a row.
 """

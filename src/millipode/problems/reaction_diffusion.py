@@ -1,5 +1,6 @@
 """Reaction–diffusion equations: what grows, meets and spreads."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from millipode.grids import Boundary, Grid
-from millipode.linearise import Stencil
+from millipode.linearise import Linear, Stencil
 from millipode.problems.problem import JacobianDiagonal, Problem
 
 
@@ -198,7 +199,7 @@ def brusselator(n: int, alpha: float = 0.1, a: float = 1.0, b: float = 3.4) -> P
     return _problem(f, y0, 11.5, grid, grid.diffusion([alpha, alpha], shift=[-b - 1, 0.0]))
 
 
-def _problem(f, y0, t1, grid, linear) -> Problem:  # type: ignore[no-untyped-def]
+def _problem(f: Callable, y0: Array, t1: float, grid: Grid, linear: Linear) -> Problem:
     stencil = Stencil(
         axes=tuple(range(-len(grid.shape), 0)), periodic=tuple(b == "periodic" for b in grid.boundary)
     )
