@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import millipode as mp
 
@@ -78,3 +79,81 @@ def test_van_der_pol():
     problem = mp.problems.van_der_pol(5.0)
     np.testing.assert_allclose(problem.f(0.0, jnp.array([2.0, 3.0])), [3.0, 5 * ((1 - 4.0) * 3.0 - 2.0)])
     assert problem.y0.tolist() == [2.0, 0.0] and problem.t_span == (0.0, 6.3)
+
+
+def periodic_laplacian(u, dx):
+    return sum(np.roll(u, s, a) for s in (1, -1) for a in (-2, -1)) / dx**2 - 4 * u / dx**2
+
+
+def neumann_laplacian(u, dx):
+    padded = np.pad(u, 1, mode="edge")
+    return (padded[2:, 1:-1] + padded[:-2, 1:-1] + padded[1:-1, 2:] + padded[1:-1, :-2] - 4 * u) / dx**2
+
+
+def reaction_diffusion_by_hand(name, y):
+    u, v = y if np.ndim(y) == 3 else (y, None)
+    if name == "gray_scott":
+        lap = [periodic_laplacian(w, 2.5 / 6) for w in y]
+        return [
+            2e-5 * lap[0] - u * v**2 + 0.04 * (1 - u),
+            1e-5 * lap[1] + u * v**2 - 0.1 * v,
+        ]
+    if name == "brusselator":
+        lap = [periodic_laplacian(w, 1 / 6) for w in y]
+        return [0.1 * lap[0] + 1 + u**2 * v - 4.4 * u, 0.1 * lap[1] + 3.4 * u - u**2 * v]
+    if name == "allen_cahn":
+        return 4e-4 * neumann_laplacian(u, 1 / 6) + u - u**3
+    if name == "swift_hohenberg":
+        inner = u + periodic_laplacian(u, 20 * np.pi / 6)
+        return 0.2 * u - inner - periodic_laplacian(inner, 20 * np.pi / 6) - u**3
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", ["gray_scott", "brusselator", "allen_cahn", "swift_hohenberg"])
+def test_pdes_cell_by_cell(name, rng):
+    problem = getattr(mp.problems, name)(6)
+    y = rng.normal(size=problem.y0.shape)
+    want = np.asarray(reaction_diffusion_by_hand(name, y))
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(y)), want, rtol=1e-10, atol=1e-10)
+
+
+def test_fisher_and_burgers_in_one_dimension(rng):
+    u = rng.normal(size=8)
+    padded = np.pad(u, 1, mode="edge")
+    want = (padded[2:] + padded[:-2] - 2 * u) / 12.5**2 + u * (1 - u)
+    np.testing.assert_allclose(mp.problems.fisher_kpp(8).f(0.0, jnp.asarray(u)), want, rtol=1e-12)
+    left, right = np.roll(u, 1), np.roll(u, -1)
+    want = 0.01 * (left + right - 2 * u) * 64 - u * (right - left) * 4
+    np.testing.assert_allclose(mp.problems.burgers(8).f(0.0, jnp.asarray(u)), want, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        mp.problems.gray_scott(4),
+        mp.problems.brusselator(4),
+        mp.problems.allen_cahn(4),
+        mp.problems.fisher_kpp(5),
+        mp.problems.fitzhugh_nagumo(4),
+        mp.problems.burgers(5),
+        mp.problems.burgers(4, dimensions=2),
+        mp.problems.swift_hohenberg(4),
+        mp.problems.kuramoto_sivashinsky(9, length=6.0),
+        mp.problems.heat((3, 4)),
+    ],
+    ids=lambda problem: type(problem.f).__name__,
+)
+def test_what_a_pde_declares_of_its_jacobian_is_true(problem, rng):
+    """The diagonal at any state; the linear part at rest, where what it leaves out stays within a cell."""
+    y = jnp.asarray(rng.normal(size=problem.y0.shape))
+    jacobian = jax.jacfwd(lambda x: problem.f(0.0, x.reshape(y.shape)).ravel())
+    fitted = problem.linear.fitted(y)
+    modes = jax.vmap(fitted.basis.to_modes)(jnp.eye(y.size).reshape(y.size, *y.shape)).reshape(y.size, -1)
+    linear = modes @ jnp.diag(fitted.eigenvalues.ravel()) @ modes.T
+    if problem.jacobian_diagonal is not None:
+        diagonal = jnp.diagonal(jacobian(y.ravel()))
+        np.testing.assert_allclose(problem.jacobian_diagonal(0.0, y).ravel(), diagonal, rtol=1e-9, atol=1e-9)
+    rest = np.array(jacobian(jnp.zeros(y.size)) - linear)
+    cells = np.arange(y.size) % int(np.prod(problem.grid.shape))
+    rest[cells[:, None] == cells] = 0
+    np.testing.assert_allclose(rest, 0, atol=1e-10 * max(1, float(jnp.abs(linear).max())))

@@ -4,11 +4,12 @@ from millipode import basis, grids, problems
 from millipode.control import FixedStep, PIController
 from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
 from millipode.grids import Grid
-from millipode.linearise import Linear, Stencil
+from millipode.linearise import Stencil
 from millipode.priors import IWP
 from millipode.solution import Marginal, Solution, SolveError, Stats, Status
 from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
+from millipode.spectral import Linear
 
 __version__ = "0.1.0"
 

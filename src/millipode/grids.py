@@ -17,7 +17,7 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from millipode.basis import Kind, Waves
 from millipode.fields import same_structure
-from millipode.linearise import Linear
+from millipode.spectral import Linear
 
 Boundary = Literal["neumann", "dirichlet", "periodic"]
 KINDS: dict[str, Kind] = {"neumann": "cosine", "dirichlet": "sine", "periodic": "fourier"}

@@ -13,13 +13,13 @@ from millipode.fields import Field
 from millipode.linearise import (
     DiagonalFirstOrder,
     FirstOrder,
-    Linear,
     Linearisation,
     Stencil,
     ZerothOrder,
     check_diagonal,
 )
 from millipode.priors import IWP, Prior
+from millipode.spectral import Linear
 
 ZEROTH_ORDER, FIRST_ORDER = ZerothOrder(), FirstOrder()
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, PyTree
 
 from millipode.grids import Grid
-from millipode.linearise import Linear, Stencil
+from millipode.linearise import Stencil
+from millipode.spectral import Linear
 
 
 class Problem(NamedTuple):

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from millipode.grids import Boundary, Grid
-from millipode.linearise import Linear, Stencil
+from millipode.linearise import Stencil
 from millipode.problems.problem import JacobianDiagonal, Problem
+from millipode.spectral import Linear
 
 
 @dataclass(frozen=True)
