@@ -216,6 +216,25 @@ def test_kuramoto_sivashinsky_against_an_exponential_integrator():
     assert rmse(sol.mean[-1], fine) < 1e-2 * np.sqrt(np.mean(fine**2))
 
 
+def test_chaos_does_not_shorten_the_steps():
+    """They did so without end while the growth of long waves was part of the linearisation."""
+    problem = mp.problems.kuramoto_sivashinsky(128)
+    solver = mp.SpectralEK1(2, linear=problem.linear)
+    sol = mp.solve(problem.f, problem.y0, (0.0, 200.0), solver=solver, rtol=1e-3, atol=1e-5, save="end")
+    assert sol.stats.steps < 2000
+
+
+def test_growth_over_a_long_time_gets_a_warning():
+    linear = GRID.operator(lambda laplacian: 0.5 + laplacian)
+    with pytest.warns(UserWarning, match=r"grow by e\^20 .*leave it out of linear"):
+        mp.solve(
+            lambda t, u: GRID.laplacian(u),
+            jnp.ones((4, 3)),
+            (0.0, 40.0),
+            solver=mp.SpectralEK1(2, linear=linear),
+        )
+
+
 LINEAR_RATES = np.array([[-2.0, 0.7], [0.3, -5.0]])
 
 

@@ -219,8 +219,10 @@ class Grid(eqx.Module):
             function: of the Laplacian's eigenvalues, which returns eigenvalues or a pytree of them.
             continuous: whether f has the differential operator itself rather than its stencil.
 
+        Growth is not stiff: leave it out, as here that of long waves.
+
         >>> grid = Grid(64, lengths=32.0, boundary="periodic")
-        >>> linear = grid.operator(lambda laplacian: -laplacian - laplacian**2)  # −∂²/∂x² − ∂⁴/∂x⁴
+        >>> linear = grid.operator(lambda lap: np.minimum(-lap - lap**2, 0))  # −∂²/∂x² − ∂⁴/∂x⁴
         """
         return Linear(self.basis, function(self.eigenvalues(continuous)))
 

@@ -52,6 +52,9 @@ class Linearisation(eqx.Module):
         """In which the fields are that the filter works with."""
         return IDENTITY
 
+    def check_span(self, span: float) -> None:
+        """Warn if a solve over this time, negative for backwards, asks too much of it."""
+
     def memory(self) -> PyTree:
         """What it carries from step to step, at the beginning."""
         return ()

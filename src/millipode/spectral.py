@@ -16,6 +16,9 @@ from millipode.covariance import CoupledJacobian
 from millipode.fields import Field, dtype, same_structure
 from millipode.linearise import Linearisation, VectorField
 
+# Modes of the linear part may grow by e^GROWTH before there is a warning: the root of the precision.
+GROWTH = 18.0
+
 
 class Linear(eqx.Module):
     """The stiff linear part of f: a basis in which it is diagonal, and its eigenvalues there.
@@ -55,7 +58,7 @@ class Linear(eqx.Module):
                     f"linear has eigenvalues of shape {np.shape(values)}, which does not fit modes of shape "
                     f"{leaf.shape}: give one coefficient, or one per component of y."
                 )
-        _warn_of_growth(found)
+        _warn_of_anti_diffusion(found)
         kind = dtype(y)
         spread = [jnp.broadcast_to(jnp.asarray(v, kind), m.shape) for v, m in zip(found, modes, strict=True)]
         eigenvalues = jax.tree.unflatten(tree, spread)
@@ -93,11 +96,15 @@ def _can_be_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     return len(padded) == len(target) and all(n in (1, m) for n, m in zip(padded, target, strict=True))
 
 
-def _warn_of_growth(eigenvalues: list[Any]) -> None:
-    """Positive eigenvalues are fine as long as damping wins at small scales."""
+def _extremes(eigenvalues: list[Any]) -> tuple[float, float]:
+    """The smallest and the largest; NaN if traced."""
     if any(isinstance(x, jax.core.Tracer) for x in eigenvalues):
-        return
-    largest, smallest = max(float(np.max(x)) for x in eigenvalues), min(float(np.min(x)) for x in eigenvalues)
+        return math.nan, math.nan
+    return min(float(np.min(x)) for x in eigenvalues), max(float(np.max(x)) for x in eigenvalues)
+
+
+def _warn_of_anti_diffusion(eigenvalues: list[Any]) -> None:
+    smallest, largest = _extremes(eigenvalues)
     if largest > max(0.0, -smallest):
         warnings.warn(
             f"linear has positive eigenvalues up to {largest:.3g} and none as negative: like diffusion "
@@ -137,6 +144,22 @@ class SpectralFirstOrder(Linearisation):
     def basis(self) -> Basis:
         """V."""
         return self.waves
+
+    def check_span(self, span: float) -> None:
+        """Warn if a mode grows so much that its uncertainty drowns what the residuals say.
+
+        The covariance of a growing mode follows e^{2λt}, whatever holds the mode itself in check. Once the
+        noise of a step is small next to it, every residual counts as news of the past, and moves y by what
+        it would take to explain it there: steps become shorter and shorter.
+        """
+        largest = max(span * x for x in _extremes(jax.tree.leaves(self.eigenvalues)))
+        if largest > GROWTH:
+            warnings.warn(
+                f"linear has modes that grow by e^{largest:.3g} over the time span; the filter becomes "
+                "uncertain of them by as much, and its steps short. Growth is not stiff: leave it out of "
+                "linear, for example by np.minimum(eigenvalues, 0).",
+                stacklevel=5,
+            )
 
     def memory(self) -> tuple[()] | Reaction:
         """No reaction beside the declared one."""
