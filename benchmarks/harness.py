@@ -23,7 +23,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "diffrax", "probdiffeq")
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "diffrax", "exponax", "probdiffeq")
 
 Row = dict[str, Any]
 

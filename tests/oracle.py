@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import factorial
 
 import numpy as np
+from scipy.linalg import block_diag, expm
 
 
 def transition(nu, h):
@@ -22,6 +23,16 @@ def transition(nu, h):
         ]
     )
     return phi, sigma
+
+
+def ornstein_uhlenbeck(nu, h, rate):
+    """The same for y^(ν+1) = rate · y^(ν) + noise, by one matrix exponential (Van Loan's)."""
+    n = nu + 1
+    drift, noise = np.diag(np.ones(nu), 1), np.zeros((n, n))
+    drift[-1, -1], noise[-1, -1] = rate, 1.0
+    joint = expm(h * np.block([[drift, noise], [np.zeros((n, n)), -drift.T]]))
+    phi = joint[:n, :n]
+    return phi, joint[:n, n:] @ phi.T
 
 
 class Result:
@@ -98,10 +109,11 @@ class LinearPosterior:
     """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times.
 
     All states are in internal time, unknown-major. The prior starts from exact derivatives, the data are zero
-    residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown).
+    residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown). With rates, one per
+    unknown, the prior is an integrated Ornstein–Uhlenbeck process.
     """
 
-    def __init__(self, a, g, derivatives, grid, extra, gammas):
+    def __init__(self, a, g, derivatives, grid, extra, gammas, rates=None):
         n, d = derivatives.shape
         self.n, self.d = n, d
         self.times = np.union1d(grid, extra)
@@ -111,8 +123,11 @@ class LinearPosterior:
         cov = np.zeros((count * size, count * size), np.longdouble)
         step = np.clip(np.searchsorted(grid, self.times[1:], side="left") - 1, 0, len(gammas) - 1)
         for i, (t_old, t) in enumerate(pairwise(self.times)):
-            phi, sigma = transition(n - 1, t - t_old)
-            phi, noise = np.kron(np.eye(d), phi), np.kron(np.diag(gammas[step[i]]), sigma)
+            blocks = [transition(n - 1, t - t_old)] * d
+            if rates is not None:
+                blocks = [ornstein_uhlenbeck(n - 1, t - t_old, rate) for rate in rates]
+            phi = block_diag(*(phi for phi, _ in blocks))
+            noise = block_diag(*(g * sigma for g, (_, sigma) in zip(gammas[step[i]], blocks, strict=True)))
             mean.append(phi @ mean[-1])
             here, there = slice(i * size, (i + 1) * size), slice((i + 1) * size, (i + 2) * size)
             cov[there, : here.stop] = phi @ cov[here, : here.stop]

@@ -7,6 +7,7 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, Y0, jit, name, nonlinear
+from millipode.basis import Identity
 from millipode.posterior import marginal_std
 from oracle import LinearPosterior
 
@@ -34,6 +35,17 @@ def forcing(t):
     return np.array([np.cos(3 * t), np.sin(2 * t + 1)])
 
 
+def forced(t, y):
+    return diagonal(t, y) + quadrature(t, y)
+
+
+class Ornstein(mp.SpectralEK1):
+    """In the basis of the unknowns themselves, with the prior that knows their rates."""
+
+    def __init__(self, order, **options):
+        super().__init__(order, linear=(Identity(), np.diag(DIAGONAL)), prior=mp.IOUP(), **options)
+
+
 def powers(a):
     """The first derivatives at the start of y' = a y."""
     return np.stack([np.linalg.matrix_power(a, q) @ np.asarray(START) for q in range(4)])
@@ -50,6 +62,11 @@ PROBLEMS = {
         np.array([START, [1.0, np.sin(1.0)], [0.0, 2 * np.cos(1.0)], [-9.0, -4 * np.sin(1.0)]]),
     ),
 }
+_, _, _, given = PROBLEMS["quadrature"]
+derivatives = [np.asarray(START)]
+for q in range(1, 4):
+    derivatives.append(DIAGONAL @ derivatives[-1] + given[q])
+PROBLEMS["forced"] = (forced, DIAGONAL, forcing, np.array(derivatives))
 
 # Each filter on a problem where its linearisation is exact.
 EXACT = [
@@ -62,6 +79,9 @@ EXACT = [
     ("quadrature", mp.EK0, "kronecker", CONSTANT, 1),
     ("quadrature", mp.EK0, "kronecker", DYNAMIC, 2),
     ("quadrature", mp.EK0, "kronecker", CONSTANT_VECTOR, 3),
+    ("forced", Ornstein, "blockdiagonal", DYNAMIC_VECTOR, 1),
+    ("forced", Ornstein, "blockdiagonal", CONSTANT, 2),
+    ("forced", Ornstein, "dense", DYNAMIC, 3),
 ]
 
 
@@ -78,7 +98,8 @@ def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, di
     gammas = np.asarray(sol.diffusion)[1:] if dynamic else np.asarray(sol.diffusion)[None]
     gammas = np.broadcast_to(gammas.reshape(len(gammas), -1), (len(gammas), 2))
     gammas = np.broadcast_to(gammas, (grid.size - 1, 2))
-    want = LinearPosterior(a, g, derivatives[: order + 1], grid, EXTRA, gammas)
+    rates = np.diag(a) if kind is Ornstein else None
+    want = LinearPosterior(a, g, derivatives[: order + 1], grid, EXTRA, gammas, rates)
     np.testing.assert_allclose(sol.log_evidence, want.log_evidence, rtol=1e-7)
 
     def check(have, index, q):

@@ -4,6 +4,7 @@ The filter never flattens y. A *field* is one quantity per unknown (a derivative
 standard deviation) in the user's own structure and axes, so stencils and shardings stay intact.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -31,18 +32,15 @@ def same_structure(x: PyTree, y: PyTree) -> bool:
     return trees[0] == trees[1]
 
 
-def combine(coefficients: Sequence[Array | None], fields: Sequence[Field]) -> Field:
+def combine(coefficients: Sequence[Scale | None], fields: Sequence[Field]) -> Field:
     """Σ_j c_j x_j, as one unrolled sum so that XLA makes a single pass; None is a structural 0."""
-    terms = [(c, x) for c, x in zip(coefficients, fields, strict=True) if c is not None]
-    scalars = [c for c, _ in terms]
+    terms = [(per_leaf(c, x), x) for c, x in zip(coefficients, fields, strict=True) if c is not None]
 
     def leafwise(*leaves: Array) -> Array:
-        total = scalars[0] * leaves[0]
-        for c, leaf in zip(scalars[1:], leaves[1:], strict=True):
-            total = total + c * leaf
-        return total
+        products = [c * x for c, x in zip(leaves[::2], leaves[1::2], strict=True)]
+        return functools.reduce(jnp.add, products)
 
-    return jax.tree.map(leafwise, *(x for _, x in terms))
+    return jax.tree.map(leafwise, *(part for term in terms for part in term))
 
 
 def is_shared(scale: Scale, y: Field) -> bool:

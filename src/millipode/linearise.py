@@ -52,6 +52,11 @@ class Linearisation(eqx.Module):
         """In which the fields are that the filter works with."""
         return IDENTITY
 
+    @property
+    def rates(self) -> Field | None:
+        """The diagonal of F_y in user time, if that is the same at all times."""
+        return None
+
     def check_span(self, span: float) -> None:
         """Warn if a solve over this time, negative for backwards, asks too much of it."""
 

@@ -83,12 +83,12 @@ def begin(setup: Setup, y0: Field) -> Carry:
     p = probe(field, t0, y0, weights(y0, model.rtol, model.atol), span)
     initial = initialise(setup.initialise, field, t0, y0, order, p, span)
     # A copy, because the loop works in place and y0 belongs to the user.
-    mean = tuple(basis.to_modes(jax.tree.map(jnp.copy, x)) for x in initial.mean)
+    mean = model.prior.state(tuple(basis.to_modes(jax.tree.map(jnp.copy, x)) for x in initial.mean))
     local = rms(initial.residual)
     if model.diffusion.vector:
         local = initial.residual if isinstance(basis, Identity) else expand(local, mean[0])
     scale = model.diffusion.filter_scale(local)
-    covariance = STRUCTURES[setup.structure].initial(initial.root, scale, mean[0])
+    covariance = STRUCTURES[setup.structure].initial(model.prior.root(initial.root), scale, mean[0])
     zero, memory = jnp.zeros((), dtype(y0)), model.linearisation.memory()
     state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(mean[0]), zero, zero, zero, memory)
     h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0

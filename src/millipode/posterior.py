@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 
 from millipode.covariance import Covariance, Kernel
 from millipode.covariance.kronecker import Kronecker
-from millipode.fields import Field, Scale, map_leaves
+from millipode.fields import Field, Scale, dtype, map_leaves
 from millipode.priors import Prior
 from millipode.smoothing import (
     Gaussian,
@@ -176,19 +176,18 @@ class Node(NamedTuple):
     gamma: Scale | None
 
 
-def marginal_std(covariance: Covariance, y: Field, q: Array | int, n: int, scale: Scale) -> Scale:
+def marginal_std(prior: Prior, covariance: Covariance, y: Field, q: Array | int, scale: Scale) -> Scale:
     """The calibrated standard deviation of y^(q)."""
-    zero = jnp.zeros_like(jax.tree.leaves(y)[0], shape=())
-    if isinstance(q, int):
-        row = tuple(zero + 1 if j == q else None for j in range(n))
-    else:
-        row = tuple(jnp.where(q == j, zero + 1, zero) for j in range(n))
-    return calibrate(covariance.std(y, row, zero, zero), scale, y)
+    zero = jnp.zeros((), dtype(y))
+    return calibrate(covariance.std(y, prior.row(q, y), zero, zero), scale, y)
 
 
-def select(fields: tuple[Field, ...], q: Array) -> Field:
-    """Field number q. Traced, so that all derivatives share one program."""
-    return lax.switch(q, [lambda x=x: x for x in fields])
+def certain(prior: Prior, like: Covariance) -> Covariance:
+    """A covariance of zero: one for all unknowns where the prior does not tell them apart."""
+    if not prior.is_shared:
+        return jax.tree.map(jnp.zeros_like, like.square())
+    n = prior.order + 1
+    return Kronecker(jnp.zeros((n, n), dtype(like)))
 
 
 def calibrate(std: Scale, scale: Scale, y: Field) -> Scale:
@@ -207,7 +206,7 @@ def between(
     influence any more, so the smoother's mean is the bridge between the smoother's means; its
     covariance is that of the right end, pushed through the kernel from there to t.
     """
-    mean, y, n = left.state.mean, left.state.mean[0], len(left.state.mean)
+    mean, y = left.state.mean, left.state.mean[0]
     h, tau = jnp.abs(right.t - left.t), jnp.abs(t - left.t)
     gamma = jnp.ones_like(h) if left.gamma is None else right.gamma
     tiny = negligible(h)
@@ -219,18 +218,22 @@ def between(
     if smoothed:
         covariance = backward(prior, covariance, h - tau, gamma, y, at_right).push(right.state.covariance)
         one = jnp.ones_like(h)
-        nothing = Kronecker(jnp.zeros((n, n), h.dtype))
-        bridge = backward(
-            prior, predict(prior, nothing, tau, one, y, at_left), h - tau, one, y, at_right & ~at_left
-        )
+        start = predict(prior, certain(prior, now), tau, one, y, at_left)
+        bridge = backward(prior, start, h - tau, one, y, at_right & ~at_left)
         surprise = jax.tree.map(jnp.subtract, right.state.mean, move(prior, mean, h))
         moved = jax.tree.map(jnp.add, moved, bridge.apply(surprise))
         covariance = jax.tree.map(
             lambda a, b: jnp.where(at_left, a, b), left.state.covariance.square(), covariance
         )
-    std = marginal_std(covariance, y, q, n, scale)
-    value = jax.tree.map(lambda a, b: jnp.where(tau == 0, a, b), select(mean, q), select(moved, q))
+    std = marginal_std(prior, covariance, y, q, scale)
+    now, later = (prior.derivative(x, q) for x in (mean, moved))
+    value = jax.tree.map(lambda a, b: jnp.where(tau == 0, a, b), now, later)
     return Moments(in_user_time(value, sign, q), std)
+
+
+def derivatives(posterior: "Path | Chain", q: Array) -> Field:
+    """The mean of y^(q) at the saved times."""
+    return jax.vmap(lambda state: posterior.prior.derivative(state, q))(posterior.mean)
 
 
 def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
@@ -238,18 +241,16 @@ def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
     return jax.tree.map(lambda x: x * (sign**q).astype(x.dtype), derivative)
 
 
-def std_of(states: Nodes | Gaussian, scale: Scale, q: Array | int = 0) -> Scale:
+def std_of(prior: Prior, states: Nodes | Gaussian, scale: Scale, q: Array | int = 0) -> Scale:
     """The calibrated standard deviations of y^(q), time first."""
-    n = len(states.mean)
-    return jax.vmap(lambda c, y: marginal_std(c, y, q, n, scale))(states.covariance, states.mean[0])
+    return jax.vmap(lambda c, y: marginal_std(prior, c, y, q, scale))(states.covariance, states.mean[0])
 
 
 def chain_std(prior: Prior, states: Gaussian, links: Links, scale: Scale, q: Array | int) -> Scale:
     """The calibrated standard deviations of y^(q) at the saved times of a chain."""
-    n = len(states.mean)
 
     def one(c: Covariance, y: Field, lead: Array, gamma: Scale) -> Scale:
-        return marginal_std(led(prior, c, lead, gamma, y), y, q, n, scale)
+        return marginal_std(prior, led(prior, c, lead, gamma, y), y, q, scale)
 
     return jax.vmap(one)(states.covariance, states.mean[0], links.lead, links.scale)
 
@@ -273,12 +274,13 @@ def _draw_backwards(
     def put(samples: Field, deviation: tuple[Field, ...], i: Array | int, lead: Array, gamma: Scale) -> Field:
         def lead_on() -> Field:
             """Φ times the state plus fresh noise, for a time that follows its state with a lead."""
-            root = prior.transition(lead)
-            noise = Kronecker(root.scaled_root * root.scaling).draw(jax.random.fold_in(key, i + count), y)
+            one = jnp.ones_like(lead)
+            fresh = certain(prior, last.covariance).predict(prior.transition(lead), one, y)
+            noise = fresh.draw(jax.random.fold_in(key, i + count), y)
             noise = calibrated(tuple(map_leaves(jnp.multiply, x, gamma) for x in noise))
-            return select(jax.tree.map(jnp.add, move(prior, deviation, lead), noise), q)
+            return prior.derivative(jax.tree.map(jnp.add, move(prior, deviation, lead), noise), q)
 
-        value = lax.cond(lead > 0, lead_on, lambda: select(deviation, q))
+        value = lax.cond(lead > 0, lead_on, lambda: prior.derivative(deviation, q))
         return jax.tree.map(lambda s, x: s.at[slots[i]].set(x, mode="drop"), samples, value)
 
     def step(carry: tuple, i: Array) -> tuple[tuple, None]:

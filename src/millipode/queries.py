@@ -22,9 +22,9 @@ from millipode.posterior import (
     Posterior,
     between,
     chain_std,
+    derivatives,
     direction,
     in_user_time,
-    select,
     std_of,
 )
 from millipode.priors import Prior
@@ -136,8 +136,8 @@ def _saved_derivative(posterior: Path | Chain, t: Array, q: Array) -> Moments:
     if isinstance(posterior, Chain):
         std = chain_std(posterior.prior, states, posterior.links, posterior.scale, q)
     else:
-        std = std_of(states, posterior.scale, q)
-    return Moments(in_user_time(select(posterior.mean, q), direction(t), q), std)
+        std = std_of(posterior.prior, states, posterior.scale, q)
+    return Moments(in_user_time(derivatives(posterior, q), direction(t), q), std)
 
 
 def evaluate(path: Path, t: Array, at: Array, q: int) -> Moments:
@@ -230,7 +230,7 @@ def _draw_chain(
     chain: Chain, t: Array, index: Int[Array, " k"] | None, keys: Array, batch: int, q: Array
 ) -> Field:
     sign = direction(t)
-    mean = in_user_time(select(chain.mean, q), sign, q)
+    mean = in_user_time(derivatives(chain, q), sign, q)
 
     def draw(key: Array) -> Field:
         sample = jax.tree.map(jnp.add, mean, in_user_time(chain.draw(key, q), sign, q))
@@ -289,7 +289,7 @@ def _draw_nodes(
     q: Array,
 ) -> Field:
     sign = direction(t)
-    mean = in_user_time(select(path.mean, q), sign, q) if mean is None else mean
+    mean = in_user_time(derivatives(path, q), sign, q) if mean is None else mean
 
     def draw(key: Array) -> Field:
         deviation = path.draw(key, t, nodes, slots, size, q)

@@ -101,7 +101,7 @@ class SaveEnd(SavePlan):
 
     def collect(self, model: Filter, state: State, record: Record, arrived: Array, scale: Scale) -> Saved:
         """Mean and standard deviation of y, as series of length one."""
-        std = marginal_std(state.covariance, state.mean[0], 0, len(state.mean), scale)
+        std = marginal_std(model.prior, state.covariance, state.mean[0], 0, scale)
         posterior = Marginals((state.mean[0],), std)
         saved = Saved(state.t, posterior, dynamic(model, state.calibration), record.filled)
         return jax.tree.map(lambda x: x[None], saved)._replace(valid=record.filled)
@@ -143,12 +143,13 @@ class SaveSteps(SavePlan):
         nodes = buffers.fill(nodes, pick(nodes, filled - 1), filled)
         gamma = jax.tree.map(lambda x: x.at[0].set(x[1]), nodes.gamma)
         if not self.smooth:
-            path = Path(nodes.mean, std_of(nodes, scale), nodes.covariance, None, gamma, scale, model.prior)
+            std = std_of(model.prior, nodes, scale)
+            path = Path(nodes.mean, std, nodes.covariance, None, gamma, scale, model.prior)
             return Saved(nodes.t, path, gamma, filled), last
         states = buffers.fill(fixed_interval(model.prior, nodes, filled, last), last, filled)
         path = Path(
             states.mean,
-            std_of(states, scale),
+            std_of(model.prior, states, scale),
             states.covariance,
             nodes.covariance,
             gamma,
@@ -196,7 +197,7 @@ class SaveTimes(SavePlan):
 
     def empty(self, model: Filter, state: State) -> Record:
         """Free buffers, NaN until a time is reached."""
-        entry = Moments(state.mean[0], _std(state)), dynamic(model, state.calibration)
+        entry = Moments(state.mean[0], _std(model, state)), dynamic(model, state.calibration)
         return Record(buffers.unknown(entry, self.times.shape[0]), jnp.zeros((), jnp.int32))
 
     def ahead(self, filled: Array) -> Array:
@@ -231,7 +232,7 @@ class SaveTimes(SavePlan):
 
     def collect(self, model: Filter, state: State, record: Record, arrived: Array, scale: Scale) -> Saved:
         """The buffers, with the last state for a time at t₁ itself."""
-        last = Moments(state.mean[0], _std(state)), dynamic(model, state.calibration)
+        last = Moments(state.mean[0], _std(model, state)), dynamic(model, state.calibration)
         finished = self.at_end(model, state, record, arrived)
         entries = jax.tree.map(
             lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), record.buffers, last
@@ -257,10 +258,10 @@ def _node(model: Filter, state: State) -> Nodes:
     return Nodes(state.t, state.mean, state.covariance, dynamic(model, state.calibration))
 
 
-def _std(state: State) -> Scale:
+def _std(model: Filter, state: State) -> Scale:
     """Of y, before calibration."""
     one = jnp.ones_like(state.t)
-    return marginal_std(state.covariance, state.mean[0], 0, len(state.mean), one)
+    return marginal_std(model.prior, state.covariance, state.mean[0], 0, one)
 
 
 def dynamic(model: Filter, scale: Scale) -> Scale | None:

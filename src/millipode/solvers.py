@@ -18,7 +18,7 @@ from millipode.linearise import (
     ZerothOrder,
     check_diagonal,
 )
-from millipode.priors import IWP, Prior
+from millipode.priors import IOUP, IWP, Prior
 from millipode.spectral import Linear
 
 ZEROTH_ORDER, FIRST_ORDER = ZerothOrder(), FirstOrder()
@@ -170,7 +170,7 @@ class SpectralEK1(Solver):
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``; with
             vector=True there is one scale per mode.
         structure: ``"blockdiagonal"`` (the default) or ``"dense"``, both over modes.
-        prior: in place of ``mp.IWP(order)``.
+        prior: ``mp.IWP(order)`` by default; or ``mp.IOUP()``, which is exact for the linear part.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
     """
 
@@ -192,7 +192,7 @@ class SpectralEK1(Solver):
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
-        self.prior = _prior(order, prior, 3)
+        self.prior = _prior(order, prior, 3, linear=True)
         if isinstance(linear, tuple) and len(linear) == 2 and isinstance(linear[0], Basis):
             linear = Linear(*linear)
         if not isinstance(linear, Linear):
@@ -217,6 +217,11 @@ class SpectralEK1(Solver):
                 raise ValueError(
                     "SpectralEK1 with a reaction between components has the structure 'coupled' and a scalar "
                     "diffusion; leave structure out and vector=False, or drop the reaction."
+                )
+            if not self.prior.is_shared:
+                raise ValueError(
+                    "mp.IOUP models every component on its own, and cannot be combined with a reaction "
+                    "between them: drop the reaction, or leave prior out."
                 )
             self.structure = "coupled"
         self.initialise = _initialise(initialise)
@@ -279,11 +284,18 @@ class EK1(Solver):
         return FIRST_ORDER
 
 
-def _prior(order: int | None, prior: Prior | None, default: int) -> Prior:
+def _prior(order: int | None, prior: Prior | None, default: int, linear: bool = False) -> Prior:
     if prior is None:
         return IWP(default if order is None else order)
     if not isinstance(prior, Prior):
         raise TypeError(f"prior must be a prior such as mp.IWP(4), got {type(prior).__name__}.")
+    if not prior.is_shared and not linear:
+        raise ValueError(
+            f"{type(prior).__name__} takes its rates from the linear part of an equation, which only "
+            "mp.SpectralEK1(linear=...) knows; leave prior out, or use that."
+        )
+    if not prior.order:
+        return IOUP(default if order is None else order)
     if order is not None and order != prior.order:
         raise ValueError(f"order={order} contradicts the prior, which has order {prior.order}.")
     return prior

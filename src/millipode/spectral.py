@@ -145,6 +145,11 @@ class SpectralFirstOrder(Linearisation):
         """V."""
         return self.waves
 
+    @property
+    def rates(self) -> Field:
+        """λ."""
+        return self.eigenvalues
+
     def check_span(self, span: float) -> None:
         """Warn if a mode grows so much that its uncertainty drowns what the residuals say.
 

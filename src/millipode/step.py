@@ -15,12 +15,10 @@ from jaxtyping import Array, PyTree
 from millipode.basis import Identity
 from millipode.control import error_norm, weights
 from millipode.covariance import Covariance, Innovation
-from millipode.covariance.blocks import process_gain
-from millipode.covariance.coupled import CoupledJacobian, process_correction
 from millipode.diffusion import Diffusion
 from millipode.fields import Field, Scale, combine, rms, where
 from millipode.linearise import Linearisation, VectorField
-from millipode.priors import Prior, Transition
+from millipode.priors import Prior, Row, Transition
 
 # Below this size, copies cost less than what prevents them.
 IN_PLACE = 2**11
@@ -42,7 +40,7 @@ class State(NamedTuple):
 
     Attributes:
         t: the time.
-        mean: (y, y', …, y^(ν)), one field per derivative.
+        mean: of the prior's state, y first; one field per derivative.
         covariance: of the same, under the filter's own diffusion.
         calibration: the diffusion's accumulator.
         quadratic: Σ_n z_nᵀ S_n⁻¹ z_n.
@@ -82,10 +80,10 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     """Extrapolate the mean by h to time t, evaluate f there, calibrate, and estimate the error."""
     transition = model.prior.transition(h)
     predicted = combine(transition.phi[0], state.mean)  # E₀ m⁻
-    slope = combine(transition.phi[1], state.mean)  # E₁ m⁻
+    slope = combine(transition.phi[1], state.mean)
     memory = model.linearisation.refreshed(model.vector_field, t, predicted, state.memory)
     value, jacobian = model.linearisation(model.vector_field, t, predicted, memory)
-    z = jax.tree.map(jnp.subtract, slope, value)
+    z, jacobian = model.prior.residual(predicted, slope, value, jacobian)
     process = state.covariance.process_innovation(transition, jacobian, z)
     local = model.diffusion.local_scale(process, z)
     error = _error(model, state, h, transition, predicted, z, jacobian, process, local)
@@ -113,10 +111,7 @@ def _error(
         scale = weights(predicted, model.rtol, model.atol, state.mean[0])
         return error_norm(h, local, process.std(), z, scale, model.diffusion.vector)
     scale = weights(basis.from_modes(predicted), model.rtol, model.atol)
-    if isinstance(jacobian, CoupledJacobian):
-        correction = process_correction(transition, jacobian, z)
-    else:
-        correction = jax.tree.map(lambda j, r: process_gain(transition, j) * r, jacobian, z)
+    correction = state.covariance.process_correction(transition, jacobian, z)
     return rms(jax.tree.map(jnp.divide, basis.from_modes(correction), scale))
 
 
@@ -164,7 +159,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
 
 def _moved(
     start: Field,
-    transition: Transition,
+    phi: tuple[Row, ...],
     mean: tuple[Field, ...],
     correction: tuple[Field, ...],
     signal: Array,
@@ -183,7 +178,7 @@ def _moved(
         in_place = start.size >= IN_PLACE
         wait = 0 * signal.astype(start.dtype) if in_place else 0
         new = [start - (shifts[0] + wait)]
-        for row, shift in zip(transition.phi[1:], shifts[1:], strict=True):
+        for row, shift in zip(phi[1:], shifts[1:], strict=True):
             zero = 0 * new[-1][(0,) * shift.ndim] if in_place else 0
             *others, last = row
             assert last is not None  # the highest derivative moves all others

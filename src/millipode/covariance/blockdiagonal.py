@@ -18,8 +18,8 @@ from millipode.covariance.protocol import (
     normal,
     shared_per_leaf,
 )
-from millipode.fields import Field, Scale, map_leaves
-from millipode.priors import Transition
+from millipode.fields import Field, Scale, per_leaf
+from millipode.priors import BlockTransition, Row, Transition
 
 # Blocks are corrected in tiles of about this many unknowns: the whole stack of a tile stays in the
 # first- and second-level cache, and no temporary is ever as large as the state.
@@ -32,30 +32,41 @@ class BlockDiagonal(Covariance):
     root: PyTree[Float[Array, "k n *shape"]]
 
     @classmethod
-    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
-        """The same block everywhere, times the unknown's scale."""
+    def initial(cls, root: PyTree, scale: Scale, y: Field) -> Self:
+        """Each unknown's block, or the same for all, times its scale."""
 
-        def spread(leaf: Array, s: Array) -> Array:
-            block = root.reshape(*root.shape, *(1,) * leaf.ndim)
-            return jnp.broadcast_to(block * s, (*root.shape, *leaf.shape))
+        def spread(leaf: Array, s: Array, block: Array) -> Array:
+            block = block.reshape(*block.shape, *(1,) * (2 + leaf.ndim - block.ndim))
+            return jnp.broadcast_to(block * s, (*block.shape[:2], *leaf.shape))
 
-        return cls(map_leaves(spread, y, scale))
+        is_shared = isinstance(root, jax.Array) and root.ndim == 2
+        blocks = jax.tree.map(lambda _: root, y) if is_shared else root
+        return cls(jax.tree.map(spread, y, per_leaf(scale, y), blocks))
 
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
         """Σ₁₁ − 2 J Σ₀₁ + J² Σ₀₀ per unknown; one number where the Jacobian is zero."""
-        if jacobian is None:
+        if jacobian is None and isinstance(transition, BlockTransition):
             return DiagonalInnovation(blocks.process_scale(transition, None))
-        return DiagonalInnovation(jax.tree.map(lambda j: blocks.process_scale(transition, j), jacobian))
+        return DiagonalInnovation(_elementwise(blocks.process_scale, transition, jacobian, z))
+
+    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+        """Unknown by unknown."""
+        return jax.tree.map(jnp.multiply, _elementwise(blocks.process_gain, transition, jacobian, z), z)
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """Every block on its own, O(d ν³), tile by tile."""
-        jacobians = [None] * len(jax.tree.leaves(z)) if jacobian is None else jax.tree.leaves(jacobian)
 
-        def one(root: Array, s: Array, j: Array | None) -> tuple[Array, Array, Array]:
-            return blocks.correct(root, transition, s, j)
+        def one(root: Array, s: Array, j: Array | None, rate: Array | None) -> tuple[Array, Array, Array]:
+            return blocks.correct(root, transition.at(rate), s, j)
 
         innovation, gain, posterior = _per_leaf(
-            one, z, self.root, shared_per_leaf(scale, z), jacobians, reuse={2: 0}
+            one,
+            z,
+            self.root,
+            shared_per_leaf(scale, z),
+            _leaves(jacobian, z),
+            transition.rates(z),
+            reuse={2: 0},
         )
         return Corrected(gain, DiagonalInnovation(innovation), BlockDiagonal(posterior))
 
@@ -69,12 +80,12 @@ class BlockDiagonal(Covariance):
         n = jax.tree.leaves(gain)[0].shape[0]
         return tuple(jax.tree.map(lambda k, leaf, q=q: k[q] * leaf, gain, z) for q in range(n))
 
-    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
         """One number per unknown."""
-        scales = shared_per_leaf(scale, y)
         roots, tree = jax.tree.flatten(self.root)
-        stds = [blocks.marginal_std(r, row, noise, s) for r, s in zip(roots, scales, strict=True)]
-        return jax.tree.unflatten(tree, stds)
+        rows = zip(*(_leaves(p, y) for p in row), strict=True)
+        columns = zip(roots, rows, shared_per_leaf(noise, y), shared_per_leaf(scale, y), strict=True)
+        return jax.tree.unflatten(tree, [blocks.marginal_std(*parts) for parts in columns])
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
         """Derivative-major."""
@@ -87,27 +98,27 @@ class BlockDiagonal(Covariance):
     def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
         """Every block on its own."""
 
-        def one(root: Array, s: Array) -> tuple[Array]:
-            return (blocks.predict(root, transition, s),)
+        def one(root: Array, s: Array, rate: Array | None) -> tuple[Array]:
+            return (blocks.predict(root, transition.at(rate), s),)
 
-        (root,) = _per_leaf(one, y, self.root, shared_per_leaf(scale, y))
+        (root,) = _per_leaf(one, y, self.root, shared_per_leaf(scale, y), transition.rates(y))
         return type(self)(root)
 
     def backward(self, transition: Transition, scale: Scale, y: Field) -> "BlockDiagonalKernel":
         """Every block on its own."""
 
-        def one(root: Array, s: Array) -> tuple[Array, Array]:
-            return blocks.backward(root, transition, s)
+        def one(root: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
+            return blocks.backward(root, transition.at(rate), s)
 
-        gain, noise = _per_leaf(one, y, self.root, shared_per_leaf(scale, y))
+        gain, noise = _per_leaf(one, y, self.root, shared_per_leaf(scale, y), transition.rates(y))
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
     def extend(self, kernel: Kernel, transition: Transition, scale: Scale, y: Field) -> Kernel:
         """``backward`` and ``compose`` in one go, so that nothing in between is as large as the state."""
         assert isinstance(kernel, BlockDiagonalKernel)
 
-        def one(root: Array, gain: Array, noise: Array, s: Array) -> tuple[Array, Array]:
-            step, step_noise = blocks.backward(root, transition, s)
+        def one(root: Array, gain: Array, noise: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
+            step, step_noise = blocks.backward(root, transition.at(rate), s)
             return blocks.product(gain, step), blocks.push(gain, noise, step_noise)
 
         gain, noise = _per_leaf(
@@ -117,6 +128,7 @@ class BlockDiagonal(Covariance):
             kernel.gain,
             kernel.noise.root,
             shared_per_leaf(scale, y),
+            transition.rates(y),
             reuse={0: 1, 1: 2},
         )
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
@@ -183,10 +195,24 @@ class BlockDiagonalKernel(Kernel):
     def after(self, transition: Transition) -> "BlockDiagonalKernel":
         """G Φ, unknown by unknown."""
 
-        def one(gain: Array) -> Array:
-            return blocks.product(gain, transition.matrix.reshape(*gain.shape[:2], *(1,) * (gain.ndim - 2)))
+        def one(gain: Array, rate: Array | None) -> Array:
+            matrix = transition.at(rate).matrix
+            return blocks.product(gain, matrix.reshape(*matrix.shape, *(1,) * (gain.ndim - matrix.ndim)))
 
-        return BlockDiagonalKernel(jax.tree.map(one, self.gain), self.noise)
+        gains, tree = jax.tree.flatten(self.gain)
+        pairs = zip(gains, transition.rates(self.gain), strict=True)
+        return BlockDiagonalKernel(jax.tree.unflatten(tree, [one(*pair) for pair in pairs]), self.noise)
+
+
+def _leaves(x: Scale | None, y: Field) -> list[Any]:
+    """Of a field, of a shared scalar, or of None, as many as y has."""
+    return [None] * len(jax.tree.leaves(y)) if x is None else shared_per_leaf(x, y)
+
+
+def _elementwise(function: Callable[..., Array], transition: Transition, jacobian: PyTree, z: Field) -> Field:
+    """``function`` of each unknown's transition and Jacobian."""
+    pairs = zip(transition.rates(z), _leaves(jacobian, z), strict=True)
+    return jax.tree.unflatten(jax.tree.structure(z), [function(transition.at(r), j) for r, j in pairs])
 
 
 def _per_leaf(

@@ -12,10 +12,10 @@ from jaxtyping import Array
 
 from millipode.covariance.qr import Block, each, few, known, merge, reduced, root_of, substitute
 from millipode.fields import safe_divide, safe_sqrt
-from millipode.priors import Transition
+from millipode.priors import BlockTransition, Row
 
 
-def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
+def extrapolate(root: Block, transition: BlockTransition, scale: Array) -> Block:
     """The scaled root of C⁻ = Φ C Φᵀ + scale² Σ, by QR of the stack [R Φᵀ ; scale R_Σ].
 
     Args:
@@ -27,7 +27,7 @@ def extrapolate(root: Block, transition: Transition, scale: Array) -> Block:
     return merge(moved, noise)[0]
 
 
-def predict(root: Block, transition: Transition, scale: Array) -> Block:
+def predict(root: Block, transition: BlockTransition, scale: Array) -> Block:
     """The same in unscaled coordinates."""
     _, moved, noise = _stack(root, transition, scale)
     stack = jnp.concatenate([moved, noise])
@@ -35,27 +35,28 @@ def predict(root: Block, transition: Transition, scale: Array) -> Block:
 
 
 def _stack(
-    root: Block, transition: Transition, scale: Array, compact: bool = True
+    root: Block, transition: BlockTransition, scale: Array, compact: bool = True
 ) -> tuple[Block, Block, Block]:
     """R, R Φᵀ and scale·R_Σ in scaled coordinates; few instructions, or ones that fuse with others."""
     batch = (1,) * (root.ndim - 2)
     scaled = root / transition.scaling.reshape(-1, *batch)
     n = scaled.shape[1]
     if compact and few(root):
-        moved = jnp.einsum("kj...,ij->ki...", scaled, transition.scaled_phi, precision="highest")
+        moved = jnp.einsum("kj...,ij...->ki...", scaled, transition.scaled_phi, precision="highest")
     else:
         moved = jnp.stack([_row(transition, scaled, i) for i in range(n)], axis=1)
-    noise = transition.scaled_root.reshape(n, n, *batch) * scale
+    noise = transition.scaled_root
+    noise = (noise.reshape(n, n, *batch) if noise.ndim == 2 else noise) * scale
     return scaled, moved, jnp.broadcast_to(noise, (n, n, *root.shape[2:]))
 
 
-def _row(transition: Transition, scaled: Block, i: int) -> Array:
+def _row(transition: BlockTransition, scaled: Block, i: int) -> Array:
     """Column i of R Φᵀ, with the zeros of Φ left out."""
     known = [j for j, p in enumerate(transition.phi[i]) if p is not None]
     return functools.reduce(jnp.add, (transition.scaled_phi[i, j] * scaled[:, j] for j in known))
 
 
-def backward(root: Block, transition: Transition, scale: Array) -> tuple[Block, Block]:
+def backward(root: Block, transition: BlockTransition, scale: Array) -> tuple[Block, Block]:
     """The step seen from its end: Y(t) | Y(t+h) has gain G = C Φᵀ (C⁻)⁻¹ and this root of its covariance.
 
     One QR of the joint root [[R Φᵀ, R], [scale R_Σ, 0]] = Q [[R⁻, X], [0, P]]: then R⁻ Gᵀ = X, and P is
@@ -124,7 +125,7 @@ def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:
 
 
 def correct(
-    root: Block, transition: Transition, scale: Array, jacobian: Array | None
+    root: Block, transition: BlockTransition, scale: Array, jacobian: Array | None
 ) -> tuple[Array, Array, Block]:
     """Extrapolate and condition: (√S, K, posterior root), all in unscaled coordinates.
 
@@ -137,7 +138,7 @@ def correct(
     return anchor * innovation, gain * (scales / anchor), posterior * scales
 
 
-def process_scale(transition: Transition, jacobian: Array | None) -> Array:
+def process_scale(transition: BlockTransition, jacobian: Array | None) -> Array:
     """√(H Σ Hᵀ) for H = e₁ − J e₀; None is J = 0."""
     root = transition.scaled_root
     if jacobian is None:
@@ -146,14 +147,14 @@ def process_scale(transition: Transition, jacobian: Array | None) -> Array:
     return transition.scaling[1] * jnp.sqrt(first**2 + root[1, 1] ** 2)
 
 
-def process_gain(transition: Transition, jacobian: Array) -> Array:
+def process_gain(transition: BlockTransition, jacobian: Array | None) -> Array:
     """The first row of the gain if the step's noise were all there is: by how much z/γ moves y."""
     root = transition.scaled_root
-    first = root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
+    first = root[0, 1] if jacobian is None else root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
     return transition.step_ratio * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
 
 
-def marginal_std(root: Block, row: tuple[Array | None, ...], noise: Array, scale: Array) -> Array:
+def marginal_std(root: Block, row: Row, noise: Array, scale: Array) -> Array:
     """√(φ RᵀR φᵀ + scale² noise) for one row φ of a transition."""
     projected = sum(p * root[:, j] for j, p in enumerate(row) if p is not None)
     return safe_sqrt(jnp.sum(projected**2, axis=0) + scale**2 * noise)

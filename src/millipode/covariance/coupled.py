@@ -17,7 +17,7 @@ from millipode.covariance.blockdiagonal import in_tiles
 from millipode.covariance.protocol import Corrected, Covariance, Innovation, Kernel, normal
 from millipode.covariance.qr import Block, root_of
 from millipode.fields import Field, Scale, safe_divide, safe_sqrt
-from millipode.priors import Transition
+from millipode.priors import BlockTransition, Row, Transition
 
 
 class CoupledJacobian(eqx.Module):
@@ -33,15 +33,16 @@ class CoupledJacobian(eqx.Module):
         return one * self.eigenvalues + self.reaction.reshape(c, c, *batch)
 
 
-def lifted(transition: Transition, c: int) -> Transition:
+def lifted(transition: Transition, c: int) -> BlockTransition:
     """The same transition for c components at once, Φ ⊗ I."""
+    transition = transition.at(None)
     n = len(transition.phi)
     phi = tuple(
         tuple(transition.phi[i // c][j // c] if i % c == j % c else None for j in range(n * c))
         for i in range(n * c)
     )
     one = jnp.eye(c, dtype=transition.scaling.dtype)
-    return Transition(
+    return BlockTransition(
         phi,
         jnp.repeat(transition.scaling, c),
         jnp.kron(transition.scaled_phi, one),
@@ -98,6 +99,16 @@ class Coupled(Covariance):
         rows = process_rows(transition, jacobian.matrix())
         return CoupledInnovation(transition.scaling[1] * root_of(rows))
 
+    def process_correction(self, transition: Transition, jacobian: CoupledJacobian, z: Field) -> Field:
+        """E₀ Σ Hᵀ S⁻¹ z, mode by mode."""
+        rows = process_rows(transition, jacobian.matrix())
+        innovation = CoupledInnovation(root_of(rows))
+        weights = _solve_transposed(innovation.root, innovation.whiten(z))  # S⁻¹ z
+        # E₀ Σ Hᵀ = r₀₀ (r₀₁ I − r₀₀ jᵀ), the first c rows of R_Σ Hᵀ times r₀₀.
+        c = z.shape[0]
+        moved = sum(rows[:c, a] * weights[a] for a in range(c))
+        return transition.step_ratio * transition.at(None).scaled_root[0, 0] * moved
+
     def correct(self, transition: Transition, scale: Scale, jacobian: CoupledJacobian, z: Field) -> Corrected:
         """Every mode on its own; its c residuals one after the other."""
         c = z.shape[0]
@@ -128,7 +139,7 @@ class Coupled(Covariance):
         whitened = gain.innovation.whiten(z)
         return _by_derivative(sum(k * w for k, w in zip(gain.columns, whitened, strict=True)), z.shape[0])
 
-    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
         """One number per component and mode."""
         c = y.shape[0]
         parts = [self.root[:, q * c : (q + 1) * c] * p for q, p in enumerate(row) if p is not None]
@@ -212,7 +223,7 @@ class CoupledKernel(Kernel):
 
 def process_rows(transition: Transition, jacobian: Float[Array, "c c *modes"]) -> Block:
     """R_Σ Hᵀ in scaled coordinates, (2c, c, *modes); all other rows are zero."""
-    root, c = transition.scaled_root, jacobian.shape[0]
+    root, c = transition.at(None).scaled_root, jacobian.shape[0]
     one = jnp.eye(c, dtype=jacobian.dtype).reshape(c, c, *(1,) * (jacobian.ndim - 2))
     first = root[0, 1] * one - root[0, 0] * transition.step_ratio * jnp.swapaxes(jacobian, 0, 1)
     return jnp.concatenate([first, jnp.broadcast_to(root[1, 1] * one, first.shape)])
@@ -253,19 +264,6 @@ def _residual(x: Array, j: Array, a: int) -> Array:
 def _by_derivative(whole: Array, c: int) -> tuple[Field, ...]:
     """(n c, *modes) as one field (c, *modes) per derivative."""
     return tuple(whole[q : q + c] for q in range(0, whole.shape[0], c))
-
-
-def process_correction(transition: Transition, jacobian: CoupledJacobian, z: Field) -> Field:
-    """What the residual moves y by if the step's noise were all there is, K₀ z per mode."""
-    matrix = jacobian.matrix()
-    rows = process_rows(transition, matrix)
-    innovation = CoupledInnovation(root_of(rows))
-    whitened = innovation.whiten(z)
-    weights = _solve_transposed(innovation.root, whitened)  # S⁻¹ z
-    # Σ₀ Hᵀ = r₀₀ (r₀₁ I − r₀₀ jᵀ), the first c rows of R_Σ Hᵀ times r₀₀.
-    c = matrix.shape[0]
-    moved = sum(rows[:c, a] * weights[a] for a in range(c))
-    return transition.step_ratio * transition.scaled_root[0, 0] * moved
 
 
 def _solve_transposed(root: Array, right: Array) -> list[Array]:

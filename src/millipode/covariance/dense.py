@@ -20,7 +20,7 @@ from millipode.covariance.protocol import (
 )
 from millipode.covariance.qr import divide, reduced, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
-from millipode.priors import Transition
+from millipode.priors import BlockTransition, Row, Transition
 
 
 class FullJacobian(eqx.Module):
@@ -35,25 +35,34 @@ class Dense(Covariance):
     root: Float[Array, "nd nd"]
 
     @classmethod
-    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
+    def initial(cls, root: PyTree, scale: Scale, y: Field) -> Self:
         """Root ⊗ diag(scale), padded with zero rows to a square."""
-        k, n = root.shape
-        padded = jnp.concatenate([root, jnp.zeros((n - k, n), root.dtype)])
-        return cls(jnp.kron(padded, jnp.diag(_flat(scale, y))))
+        leaves = [x.reshape(*x.shape[:2], -1) for x in jax.tree.leaves(root)]
+        k, n = leaves[0].shape[:2]
+        root = _spread(jnp.concatenate(leaves, axis=-1), size(y))
+        padded = jnp.concatenate([root, jnp.zeros((n - k, *root.shape[1:]), root.dtype)])
+        return cls(_diagonals(padded * _flat(scale, y)))
 
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
         """H Σ Hᵀ: diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
         matrix = _matrix(jacobian, z)
         if matrix.ndim < 2:
             _, unravel = ravel_pytree(z)
-            d = size(z)
-            return DiagonalInnovation(
-                unravel(blocks.process_scale(transition, jnp.broadcast_to(matrix, (d,))))
-            )
-        root, identity = transition.scaled_root, jnp.eye(size(z), dtype=matrix.dtype)
-        first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * matrix.T
-        stacked = triangularise(jnp.concatenate([first, root[1, 1] * identity]))
+            block, matrix = _block(transition, z), jnp.broadcast_to(matrix, size(z))
+            return DiagonalInnovation(unravel(blocks.process_scale(block, matrix)))
+        stacked = triangularise(_process_rows(transition, matrix))
         return DenseInnovation(transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z)
+
+    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+        """Unknown by unknown for diagonal Jacobians, else by QR."""
+        flat, unravel = ravel_pytree(z)
+        matrix, block = _matrix(jacobian, z), _block(transition, z)
+        if matrix.ndim < 2:
+            return unravel(blocks.process_gain(block, jnp.broadcast_to(matrix, flat.shape)) * flat)
+        rows = _process_rows(transition, matrix)
+        root = triangularise(rows)
+        weights = solve_triangular(root, solve_triangular(root, flat, trans="T"))
+        return unravel(transition.step_ratio * block.scaled_root[0, 0] * (rows[: flat.size] @ weights))
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """QR for C⁻, then the half-Joseph form."""
@@ -80,11 +89,12 @@ class Dense(Covariance):
         flat, unravel = ravel_pytree(z)
         return tuple(unravel(part) for part in (gain @ flat).reshape(-1, flat.size))
 
-    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
         """Column norms of the projected root."""
         _, unravel = ravel_pytree(y)
         blocked = self.root.reshape(self.root.shape[0], len(row), size(y))
-        return unravel(blocks.marginal_std(blocked, row, noise, _flat(scale, y)))
+        flat = tuple(None if p is None else _flat(p, y) for p in row)
+        return unravel(blocks.marginal_std(blocked, flat, _flat(noise, y), _flat(scale, y)))
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
         """RᵀR."""
@@ -95,8 +105,9 @@ class Dense(Covariance):
         d, n = size(y), len(transition.scaling)
         scales = jnp.repeat(transition.scaling, d)
         scaled = self.root / scales
-        moved = jnp.einsum("kjd,ij->kid", scaled.reshape(-1, n, d), transition.scaled_phi)
-        noise = jnp.kron(transition.scaled_root, jnp.diag(_flat(scale, y)))
+        block = _block(transition, y)
+        moved = jnp.einsum("kjd,ijd->kid", scaled.reshape(-1, n, d), _spread(block.scaled_phi, d))
+        noise = _diagonals(_spread(block.scaled_root, d) * _flat(scale, y))
         return scales, scaled, moved.reshape(-1, n * d), noise
 
     def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
@@ -157,7 +168,9 @@ class DenseKernel(Kernel):
     def after(self, transition: Transition) -> "DenseKernel":
         """G Φ."""
         n, m = len(transition.scaling), self.gain.shape[0]
-        gain = jnp.einsum("kjd,ji->kid", self.gain.reshape(m, n, -1), transition.matrix)
+        blocked = self.gain.reshape(m, n, -1)
+        matrix = _spread(_block(transition, self.gain).matrix, blocked.shape[-1])
+        gain = jnp.einsum("kjd,jid->kid", blocked, matrix)
         return DenseKernel(gain.reshape(m, m), self.noise)
 
 
@@ -191,6 +204,29 @@ def conventional(root: Array, measured: Array) -> tuple[Array, Array, Array]:
 
 def _flat(scale: Scale, y: Field) -> Array:
     return ravel_pytree(expand(scale, y))[0]
+
+
+def _block(transition: Transition, y: Field) -> BlockTransition:
+    """One block for all unknowns, or one for each along a last axis."""
+    rates = [r.ravel() for r in transition.rates(y) if r is not None]
+    return transition.at(jnp.concatenate(rates) if rates else None)
+
+
+def _spread(block: Array, d: int) -> Float[Array, "k n d"]:
+    return jnp.broadcast_to(block.reshape(*block.shape[:2], -1), (*block.shape[:2], d))
+
+
+def _diagonals(blocks: Float[Array, "k n d"]) -> Float[Array, "kd nd"]:
+    """One matrix, of which each block is diagonal."""
+    k, n, d = blocks.shape
+    return jnp.einsum("knd,de->kdne", blocks, jnp.eye(d, dtype=blocks.dtype)).reshape(k * d, n * d)
+
+
+def _process_rows(transition: Transition, jacobian: Float[Array, "d d"]) -> Float[Array, "2d d"]:
+    """R_Σ Hᵀ in scaled coordinates; all other rows are zero."""
+    root, identity = transition.at(None).scaled_root, jnp.eye(jacobian.shape[0], dtype=jacobian.dtype)
+    first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * jacobian.T
+    return jnp.concatenate([first, root[1, 1] * identity])
 
 
 def _matrix(jacobian: PyTree, z: Field) -> Array:

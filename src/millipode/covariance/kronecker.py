@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from millipode.covariance import blocks
 from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation, Kernel, normal
 from millipode.fields import Field, Scale, combine, size
-from millipode.priors import Transition
+from millipode.priors import Row, Transition
 
 
 class Kronecker(Covariance):
@@ -24,11 +24,16 @@ class Kronecker(Covariance):
 
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
         """Σ₁₁, shared."""
-        return DiagonalInnovation(blocks.process_scale(transition, None))
+        return DiagonalInnovation(blocks.process_scale(transition.at(None), None))
+
+    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+        """One number times z."""
+        gain = blocks.process_gain(transition.at(None), None)
+        return jax.tree.map(lambda leaf: gain * leaf, z)
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
-        innovation, gain, root = blocks.correct(self.root, transition, scale, None)
+        innovation, gain, root = blocks.correct(self.root, transition.at(None), scale, None)
         return Corrected(gain, DiagonalInnovation(innovation), Kronecker(root))
 
     def rejected(self, z: Field) -> Corrected:
@@ -40,7 +45,7 @@ class Kronecker(Covariance):
         """k_q z."""
         return tuple(jax.tree.map(lambda leaf, q=q: gain[q] * leaf, z) for q in range(gain.shape[0]))
 
-    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
         """One number for all unknowns."""
         return blocks.marginal_std(self.root, row, noise, scale)
 
@@ -50,11 +55,11 @@ class Kronecker(Covariance):
 
     def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
         """One QR for all unknowns."""
-        return type(self)(blocks.predict(self.root, transition, scale))
+        return type(self)(blocks.predict(self.root, transition.at(None), scale))
 
     def backward(self, transition: Transition, scale: Scale, y: Field) -> "KroneckerKernel":
         """One QR for all unknowns."""
-        gain, noise = blocks.backward(self.root, transition, scale)
+        gain, noise = blocks.backward(self.root, transition.at(None), scale)
         return KroneckerKernel(gain, Kronecker(noise))
 
     def identity(self) -> "KroneckerKernel":
@@ -99,4 +104,4 @@ class KroneckerKernel(Kernel):
 
     def after(self, transition: Transition) -> "KroneckerKernel":
         """G Φ."""
-        return KroneckerKernel(blocks.product(self.gain, transition.matrix), self.noise)
+        return KroneckerKernel(blocks.product(self.gain, transition.at(None).matrix), self.noise)

@@ -20,7 +20,7 @@ from millipode.fields import (
     size,
     total,
 )
-from millipode.priors import Transition
+from millipode.priors import Row, Transition
 
 
 class Innovation(eqx.Module):
@@ -120,12 +120,16 @@ class Covariance(eqx.Module):
 
     @classmethod
     @abc.abstractmethod
-    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
-        """C₀ = diag(scale²) ⊗ rootᵀroot."""
+    def initial(cls, root: PyTree, scale: Scale, y: Field) -> Self:
+        """C₀ = diag(scale²) ⊗ rootᵀroot, with one root (k, n) for all unknowns or a field of them."""
 
     @abc.abstractmethod
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
         """N(0, H Σ Hᵀ) with H = E₁ − F_y E₀: what the step's noise alone explains of z."""
+
+    @abc.abstractmethod
+    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+        """What z moves y by if the step's noise is all there is: E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z."""
 
     @abc.abstractmethod
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
@@ -140,7 +144,7 @@ class Covariance(eqx.Module):
         """K z, one field per derivative."""
 
     @abc.abstractmethod
-    def std(self, y: Field, row: tuple[Array | None, ...], noise: Array, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
         """√(φ C φᵀ + scale² noise) per unknown, for one row φ of a transition."""
 
     @abc.abstractmethod

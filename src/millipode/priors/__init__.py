@@ -1,6 +1,7 @@
-"""Priors: what a step of length h does to one block (y, y', …, y^(ν)) of the state."""
+"""Priors: what a step of length h does to y and its derivatives."""
 
+from millipode.priors.ioup import IOUP
 from millipode.priors.iwp import IWP
-from millipode.priors.transition import Prior, Transition
+from millipode.priors.transition import BlockTransition, Prior, Row, Transition
 
-__all__ = ["IWP", "Prior", "Transition"]
+__all__ = ["IOUP", "IWP", "BlockTransition", "Prior", "Row", "Transition"]

@@ -3,14 +3,18 @@
 from fractions import Fraction
 from functools import cache
 from math import comb, factorial
+from typing import Any, Self
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jax import lax
+from jaxtyping import Array, Float
 
 from millipode.exact import right_root
-from millipode.priors.transition import Prior, Transition
+from millipode.fields import Field, dtype
+from millipode.priors.transition import BlockTransition, Prior, Row
 
 MAX_ORDER = 11
 
@@ -33,29 +37,63 @@ class IWP(Prior):
     order: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        if isinstance(self.order, bool) or not isinstance(self.order, int | np.integer):
-            raise TypeError(f"order must be an integer from 1 to {MAX_ORDER}, got {self.order!r}.")
-        if not 1 <= self.order <= MAX_ORDER:
-            raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {self.order}.")
+        check_order(self.order)
 
-    def transition(self, h: Array) -> Transition:
+    @property
+    def is_shared(self) -> bool:
+        """Yes."""
+        return True
+
+    def fitted(self, rates: Field | None, sign: Array) -> Self:
+        """Itself."""
+        return self
+
+    def transition(self, h: Array) -> BlockTransition:
         """Φ_ij = h^(j−i)/(j−i)! for j ≥ i; Ă, T and R̆ as above."""
-        nu, n = self.order, self.order + 1
-        power = _powers(h, n)
-        root_h = jnp.sqrt(h)
-        phi = tuple(
-            tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n)) for i in range(n)
+        n = self.order + 1
+        phi = taylor(h, n)
+        pascal = [[comb(n - 1 - i, n - 1 - j) for j in range(n)] for i in range(n)]
+        return BlockTransition(
+            phi, scaling(h, n), jnp.asarray(pascal, h.dtype), jnp.asarray(hilbert_root(n), h.dtype)
         )
-        scaling = jnp.stack([root_h * power[nu - i] / factorial(nu - i) for i in range(n)])
-        pascal = [[comb(nu - i, nu - j) for j in range(n)] for i in range(n)]
-        return Transition(phi, scaling, jnp.asarray(pascal, h.dtype), jnp.asarray(hilbert_root(n), h.dtype))
 
-    def marginal(self, h: Array) -> tuple[tuple[Array | None, ...], Array]:
+    def marginal(self, h: Array) -> tuple[Row, Array]:
         """h^j/j! and h^(2ν+1)/((2ν+1) ν!²)."""
         nu = self.order
-        power = _powers(h, 2 * nu + 2)
+        power = powers(h, 2 * nu + 2)
         row = tuple(power[j] / factorial(j) for j in range(nu + 1))
         return row, power[2 * nu + 1] / ((2 * nu + 1) * factorial(nu) ** 2)
+
+    def state(self, derivatives: tuple[Field, ...]) -> tuple[Field, ...]:
+        """Themselves."""
+        return derivatives
+
+    def root(self, root: Float[Array, "k n"]) -> Float[Array, "k n"]:
+        """Itself."""
+        return root
+
+    def row(self, q: Array | int, y: Field) -> Row:
+        """Field q."""
+        n, kind = self.order + 1, dtype(y)
+        if isinstance(q, int):
+            return unit_row(q, n, kind)
+        return tuple(jnp.where(q == j, 1, 0).astype(kind) for j in range(n))
+
+    def derivative(self, state: tuple[Field, ...], q: Array) -> Field:
+        """Field q."""
+        return lax.switch(q, [lambda x=x: x for x in state])
+
+    def residual(self, y: Field, slope: Field, value: Field, jacobian: Any) -> tuple[Field, Any]:
+        """Field 1 is y' itself."""
+        return jax.tree.map(jnp.subtract, slope, value), jacobian
+
+
+def check_order(order: Any) -> None:
+    """Raise if this is no ν."""
+    if isinstance(order, bool) or not isinstance(order, int | np.integer):
+        raise TypeError(f"order must be an integer from 1 to {MAX_ORDER}, got {order!r}.")
+    if not 1 <= order <= MAX_ORDER:
+        raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {order}.")
 
 
 @cache
@@ -67,7 +105,27 @@ def hilbert_root(n: int) -> np.ndarray:
     return right_root([[Fraction(1, 2 * n - 1 - i - j) for j in range(n)] for i in range(n)])
 
 
-def _powers(h: Array, n: int) -> list[Array]:
+def unit_row(q: int, n: int, kind: Any) -> Row:
+    """e_qᵀ."""
+    return tuple(jnp.ones((), kind) if j == q else None for j in range(n))
+
+
+def taylor(h: Array, n: int) -> tuple[Row, ...]:
+    """h^(j−i)/(j−i)! for j ≥ i."""
+    power = powers(h, n)
+    return tuple(
+        tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n)) for i in range(n)
+    )
+
+
+def scaling(h: Array, n: int) -> Float[Array, " n"]:
+    """h^(ν−i+½)/(ν−i)!."""
+    power, root_h = powers(h, n), jnp.sqrt(h)
+    return jnp.stack([root_h * power[n - 1 - i] / factorial(n - 1 - i) for i in range(n)])
+
+
+def powers(h: Array, n: int) -> list[Array]:
+    """1, h, …, h^(n−1)."""
     power = [jnp.ones_like(h)]
     for _ in range(n - 1):
         power.append(power[-1] * h)
