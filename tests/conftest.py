@@ -4,6 +4,16 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
+# What computes for long rather than compiles for long, or asks what the compiler does.
+OPTIMISED = {"test_accuracy", "test_calibration", "test_compiling", "test_scale", "test_traffic"}
+
+
+def pytest_collection_modifyitems(items):
+    """Documents and some modules are marked, see the Makefile."""
+    for item in items:
+        if item.path.suffix == ".md" or item.path.stem in OPTIMISED:
+            item.add_marker("optimised")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():

@@ -144,7 +144,7 @@ def test_structures_agree_on_a_nonlinear_problem_with_two_fields():
             f,
             y0,
             (0.5, 0.2),
-            solver=mp.SpectralEK1(2, linear=linear, prior=mp.IOUP(), structure=s),
+            solver=mp.SpectralEK1(2, linear=linear, prior=mp.IOUP(), structure=s, refresh=3),
             **options,
         )
         for s in ("blockdiagonal", "dense")

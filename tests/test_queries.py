@@ -176,6 +176,7 @@ def test_gradients_through_smoothing(save, solver):
     np.testing.assert_allclose(forward, difference, rtol=1e-6, atol=1e-10)
 
 
+@pytest.mark.optimised
 def test_order_eight_with_tiny_steps_stays_positive_definite():
     def f(t, y):
         return jnp.stack([y[1], -y[0]])
