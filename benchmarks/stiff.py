@@ -7,7 +7,7 @@ given:
 - SciPy's BDF with the sparse Jacobian, LSODA with a banded one (neighbours in memory are neighbours on the
   grid), f in NumPy;
 - diffrax's KenCarp4, implicit in the diffusion, explicit in the reaction; the linear systems are solved by
-  GMRES without a matrix, to a tenth of the tolerance;
+  GMRES without a matrix or a preconditioner, to a tenth of the tolerance;
 - exponax's ETDRK4 with fixed steps, in the periodic case, with the eigenvalues of the same stencil.
 
 The reference is diffrax's Dopri8 at 1e-10. Run: ``python benchmarks/stiff.py [--quick]`` (needs the ``bench``
@@ -288,11 +288,19 @@ def claims(rows: list[Row]) -> list[Claim]:
             time_at(mine, "SpectralEK1"),
             min(time_at(mine, x) for x in ("BDF", "LSODA", "KenCarp")),
         )
-        what = f"{problem}, RMSE 1e-4: times faster than the fastest of BDF, LSODA, KenCarp4"
+        what = (
+            f"{problem}, RMSE 1e-4, the best of our four: times faster than the best of BDF, LSODA, KenCarp4"
+        )
         promises.append(at_least(what, 5, implicit / ours))
         exponential = time_at(mine, "ETDRK4")
         if np.isfinite(exponential):
-            promises.append(at_most(f"{problem}, RMSE 1e-4: time / that of ETDRK4", 2, ours / exponential))
+            promises.append(
+                at_most(
+                    f"{problem}, RMSE 1e-4, the best of our four: time / that of ETDRK4",
+                    2,
+                    ours / exponential,
+                )
+            )
     return promises
 
 

@@ -59,12 +59,19 @@ def test_transition_against_high_precision(nu):
         np.testing.assert_allclose(root[1, 1, i], pivot, atol=3e-14 * variances[i, 1])
 
 
+@pytest.mark.parametrize("nu", [8, 11])
+def test_high_orders_keep_their_digits(nu):
+    with mpmath.workdps(40):
+        want = np.array([[float(exact_phi(k, x)) for x in X] for k in range(nu + 1)])
+    np.testing.assert_allclose(phis(jnp.asarray(X), nu), want, rtol=1e-12, atol=1e-300)
+
+
 @pytest.mark.parametrize("order", [1, 3])
 def test_derivatives_of_the_transition(order):
     def both(x):
         return jnp.stack(phis(x, order)), noise_root(x, order)
 
-    x = jnp.asarray(X[1:])  # at 0 itself, |x| has none
+    x = jnp.asarray(X)
     tangent = jax.jvp(both, (x,), (jnp.ones_like(x),))[1]
     h = 1e-6 * jnp.maximum(1e-2, jnp.abs(x))
     difference = jax.tree.map(lambda a, b: (a - b) / (2 * h), both(x + h), both(x - h))
@@ -168,6 +175,13 @@ def test_gradients():
     step = 1e-5 * jnp.eye(2)
     want = [(final(a + e) - final(a - e)) / 2e-5 for e in step]
     np.testing.assert_allclose(jax.grad(final)(a), want, rtol=1e-6)
+
+
+def test_single_precision_while_double_is_allowed():
+    solver = mp.SpectralEK1(2, linear=(Identity(), np.array([-2.0, -30.0, 0.0])), prior=mp.IOUP())
+    sol = mp.solve(lambda t, y: -2 * y + y**2, jnp.full(3, 0.5, jnp.float32), (0.0, 1.0), solver=solver)
+    for x in (sol.mean, sol.std, sol(0.3).std, sol.derivative(1).mean):
+        assert x.dtype == jnp.float32 and bool(jnp.isfinite(x).all())
 
 
 def test_single_precision(single_precision):

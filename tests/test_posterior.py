@@ -115,7 +115,9 @@ def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, di
         dense = sol(anywhere, derivative=q)
         check(dense, want.at(anywhere), q)
         on_grid = sol.derivative(q)
-        np.testing.assert_allclose(dense.mean[EXTRA.size :], on_grid.mean, rtol=1e-14)
+        # Derivatives of an Ornstein–Uhlenbeck process are sums, which two programs may round in two ways.
+        exactly = 1e-14 if kind is Ornstein else 0.0
+        np.testing.assert_allclose(dense.mean[EXTRA.size :], on_grid.mean, rtol=exactly)
         np.testing.assert_array_equal(dense.std[EXTRA.size :], on_grid.std)
         if q == 0:
             np.testing.assert_array_equal(on_grid.mean, sol.mean)
@@ -258,18 +260,19 @@ def test_unknowns_are_independent_and_neighbouring_times_are_not():
 
 def test_pytrees():
     def f(t, y):
-        return {"a": -y["b"][0] * y["a"], "b": (jnp.sin(t) - y["b"][0], 0.1 * y["b"][1])}
+        a, [b, c] = y
+        return [-b * a, [jnp.sin(t) - b, 0.1 * c]]
 
-    y0 = {"a": jnp.ones((2, 3)), "b": (jnp.array(0.5), jnp.arange(4.0))}
+    y0 = [jnp.ones((2, 3)), [jnp.array(0.5), jnp.arange(4.0)]]
     solver = mp.DiagonalEK1(1, diffusion=DYNAMIC_VECTOR)
     sol = mp.solve(f, y0, (0.0, 1.0), solver=solver)
     chain = mp.solve(f, y0, (0.0, 1.0), solver=solver, save=[0.25, 0.5, 1.0])
     dense = sol(chain.t)
     for have in (dense.mean, dense.std, chain.mean, chain.std):
-        assert jax.tree.map(jnp.shape, have) == {"a": (3, 2, 3), "b": ((3,), (3, 4))}
+        assert jax.tree.map(jnp.shape, have) == [(3, 2, 3), [(3,), (3, 4)]]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11), dense.mean, chain.mean)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), dense.std, chain.std)
     draws = sol.sample(jax.random.key(0), num=2, at=0.3)
-    assert jax.tree.map(jnp.shape, draws) == {"a": (2, 2, 3), "b": ((2,), (2, 4))}
-    assert jax.tree.map(jnp.shape, chain.sample(jax.random.key(0)))["a"] == (1, 3, 2, 3)
-    assert sol(jnp.full((3, 1), 0.4)).mean["a"].shape == (3, 1, 2, 3)
+    assert jax.tree.map(jnp.shape, draws) == [(2, 2, 3), [(2,), (2, 4)]]
+    assert jax.tree.map(jnp.shape, chain.sample(jax.random.key(0)))[0] == (1, 3, 2, 3)
+    assert sol(jnp.full((3, 1), 0.4)).mean[0].shape == (3, 1, 2, 3)

@@ -47,7 +47,7 @@ class Posterior(eqx.Module):
     """What is known of the solution at saved times.
 
     Attributes:
-        mean: y and, where they were saved, its derivatives, one field each.
+        mean: y and, where they were saved, the other fields of the prior's state.
         std: of y, calibrated; one number per time if all unknowns share it.
     """
 
@@ -190,6 +190,14 @@ def certain(prior: Prior, like: Covariance) -> Covariance:
     return Kronecker(jnp.zeros((n, n), dtype(like)))
 
 
+def noise_of(prior: Prior, h: Array, like: Covariance, y: Field) -> Covariance:
+    """Σ(h)."""
+    transition = prior.transition(h)
+    if not prior.is_shared:
+        return certain(prior, like).predict(transition, jnp.ones_like(h), y)
+    return Kronecker(transition.at(None).scaled_root * transition.scaling)
+
+
 def calibrate(std: Scale, scale: Scale, y: Field) -> Scale:
     """Std · scale; a number if both are."""
     if isinstance(std, jax.Array) and std.ndim == 0 and isinstance(scale, jax.Array) and scale.ndim == 0:
@@ -274,8 +282,7 @@ def _draw_backwards(
     def put(samples: Field, deviation: tuple[Field, ...], i: Array | int, lead: Array, gamma: Scale) -> Field:
         def lead_on() -> Field:
             """Φ times the state plus fresh noise, for a time that follows its state with a lead."""
-            one = jnp.ones_like(lead)
-            fresh = certain(prior, last.covariance).predict(prior.transition(lead), one, y)
+            fresh = noise_of(prior, lead, last.covariance, y)
             noise = fresh.draw(jax.random.fold_in(key, i + count), y)
             noise = calibrated(tuple(map_leaves(jnp.multiply, x, gamma) for x in noise))
             return prior.derivative(jax.tree.map(jnp.add, move(prior, deviation, lead), noise), q)

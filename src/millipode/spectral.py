@@ -16,9 +16,6 @@ from millipode.covariance import CoupledJacobian
 from millipode.fields import Field, dtype, same_structure
 from millipode.linearise import Linearisation, VectorField
 
-# Modes of the linear part may grow by e^GROWTH before there is a warning: the root of the precision.
-GROWTH = 18.0
-
 
 class Linear(eqx.Module):
     """The stiff linear part of f: a basis in which it is diagonal, and its eigenvalues there.
@@ -158,7 +155,7 @@ class SpectralFirstOrder(Linearisation):
         it would take to explain it there: steps become shorter and shorter.
         """
         largest = max(span * x for x in _extremes(jax.tree.leaves(self.eigenvalues)))
-        if largest > GROWTH:
+        if largest > -0.5 * math.log(jnp.finfo(dtype(self.eigenvalues)).eps):
             warnings.warn(
                 f"linear has modes that grow by e^{largest:.3g} over the time span; the filter becomes "
                 "uncertain of them by as much, and its steps short. Growth is not stiff: leave it out of "

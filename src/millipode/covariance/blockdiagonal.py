@@ -62,7 +62,7 @@ class BlockDiagonal(Covariance):
         innovation, gain, posterior = _per_leaf(
             one,
             z,
-            self.root,
+            jax.tree.leaves(self.root),
             shared_per_leaf(scale, z),
             _leaves(jacobian, z),
             transition.rates(z),
@@ -101,7 +101,9 @@ class BlockDiagonal(Covariance):
         def one(root: Array, s: Array, rate: Array | None) -> tuple[Array]:
             return (blocks.predict(root, transition.at(rate), s),)
 
-        (root,) = _per_leaf(one, y, self.root, shared_per_leaf(scale, y), transition.rates(y))
+        (root,) = _per_leaf(
+            one, y, jax.tree.leaves(self.root), shared_per_leaf(scale, y), transition.rates(y)
+        )
         return type(self)(root)
 
     def backward(self, transition: Transition, scale: Scale, y: Field) -> "BlockDiagonalKernel":
@@ -110,7 +112,9 @@ class BlockDiagonal(Covariance):
         def one(root: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
             return blocks.backward(root, transition.at(rate), s)
 
-        gain, noise = _per_leaf(one, y, self.root, shared_per_leaf(scale, y), transition.rates(y))
+        gain, noise = _per_leaf(
+            one, y, jax.tree.leaves(self.root), shared_per_leaf(scale, y), transition.rates(y)
+        )
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
     def extend(self, kernel: Kernel, transition: Transition, scale: Scale, y: Field) -> Kernel:
@@ -124,9 +128,7 @@ class BlockDiagonal(Covariance):
         gain, noise = _per_leaf(
             one,
             y,
-            self.root,
-            kernel.gain,
-            kernel.noise.root,
+            *map(jax.tree.leaves, (self.root, kernel.gain, kernel.noise.root)),
             shared_per_leaf(scale, y),
             transition.rates(y),
             reuse={0: 1, 1: 2},
@@ -172,7 +174,7 @@ class BlockDiagonalKernel(Kernel):
             return (blocks.push(gain, noise, root),)
 
         y = jax.tree.map(lambda g: g[0, 0], self.gain)
-        (root,) = _per_leaf(one, y, self.gain, self.noise.root, covariance.root)
+        (root,) = _per_leaf(one, y, *map(jax.tree.leaves, (self.gain, self.noise.root, covariance.root)))
         return BlockDiagonal(root)
 
     def compose(self, other: "BlockDiagonalKernel") -> "BlockDiagonalKernel":
@@ -216,14 +218,13 @@ def _elementwise(function: Callable[..., Array], transition: Transition, jacobia
 
 
 def _per_leaf(
-    function: Callable[..., tuple], y: Field, *arguments: PyTree, reuse: dict[int, int] | None = None
+    function: Callable[..., tuple], y: Field, *arguments: list[Any], reuse: dict[int, int] | None = None
 ) -> tuple:
-    """``function(*arguments)`` per leaf of y and tile by tile; returns its results as fields."""
+    """``function`` of arguments per leaf of y, tile by tile; returns its results as fields."""
     leaves, tree = jax.tree.flatten(y)
-    columns = [a if isinstance(a, list) else jax.tree.leaves(a) for a in arguments]
     results = [
         in_tiles(function, leaf.shape, leafwise, reuse)
-        for leaf, *leafwise in zip(leaves, *columns, strict=True)
+        for leaf, *leafwise in zip(leaves, *arguments, strict=True)
     ]
     return tuple(jax.tree.unflatten(tree, part) for part in zip(*results, strict=True))
 

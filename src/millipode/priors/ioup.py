@@ -11,7 +11,7 @@ polynomials, and integration, which is what leads from φ_k to φ_{k+1}, is trid
 """
 
 import math
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
 from math import factorial
 from typing import Any
@@ -32,7 +32,9 @@ class IOUP(Prior):
     """The ν-times integrated Ornstein–Uhlenbeck process, y^(ν+1) = λ y^(ν) + noise, with λ from ``linear``.
 
     For ``mp.SpectralEK1(order, linear=..., prior=mp.IOUP())``. An equation that is nothing but its linear
-    part is solved exactly; what else there is of f is extrapolated by itself, as in exponential integrators.
+    part is solved exactly (but for the start, where that is not by Taylor series); what else there is of f is
+    extrapolated by itself, as in exponential integrators. Derivatives of stiff modes cancel: y' is good to
+    rounding, y^(q) to about |λ|^(q−1) times that.
 
     Args:
         order: ν, the number of derivatives of y that the model has, 1 … 11; 0 for that of the solver.
@@ -166,8 +168,9 @@ def _stacked(rows: list[list[Any]], x: Array) -> Float[Array, "n n *batch"]:
 
 def phis(x: Array, nu: int) -> list[Array]:
     """φ₀(x) = e^x, φ₁(x), …, φ_ν(x): downwards from a series near 0, upwards beyond, where that is stable."""
-    near = jnp.abs(x) < 2
-    small, large = jnp.where(near, x, 0), jnp.where(near, -2, x)
+    limit = max(2, nu / 3)
+    near = jnp.abs(x) < limit
+    small, large = jnp.where(near, x, 0), jnp.where(near, -limit, x)
     series = jnp.zeros_like(x)
     for m in range(24, -1, -1):
         series = series * small + 1 / factorial(m + nu)
@@ -189,27 +192,27 @@ def noise_root(x: Array, nu: int) -> Float[Array, "n n *batch"]:
     """
     rotation, triangle = _monomials(nu)
     coefficients = projected(x, nu)
-    c = [sum(rotation[k, i] * coefficients[k] for k in range(nu)) for i in range(nu)]
+    c = [reduce(jnp.add, (rotation[k][i] * coefficients[k] for k in range(nu))) for i in range(nu)]
     lengths = [coefficients[nu]]
     for k in range(nu - 1, -1, -1):
         lengths.insert(0, safe_sqrt(c[k] ** 2 + lengths[0] ** 2))
     inverse = [safe_divide(jnp.ones_like(x), length) for length in lengths[:nu]]
 
     def below(k: int, j: int) -> Array:
-        return sum((c[i] * triangle[i, j] for i in range(k, j + 1)), jnp.zeros_like(x))
+        return reduce(jnp.add, (c[i] * triangle[i][j] for i in range(k, j + 1)))
 
     rows = [[factorial(nu) * lengths[0], *(inverse[0] * below(0, j) for j in range(nu))]]
     for k in range(nu):
         row = [jnp.zeros_like(x)] * (k + 1)
         for j in range(k, nu):
-            kept = lengths[k + 1] * inverse[k] * triangle[k, j]
+            kept = lengths[k + 1] * inverse[k] * triangle[k][j]
             row.append(kept if j == k else kept - c[k] * inverse[k] * inverse[k + 1] * below(k + 1, j))
         rows.append(row)
     return _stacked(rows, x)
 
 
 @cache
-def _monomials(nu: int) -> tuple[np.ndarray, np.ndarray]:
+def _monomials(nu: int) -> tuple[list[list[float]], list[list[float]]]:
     """Q R of the Legendre coefficients of s^(ν−1), …, s, 1 on [0, 1]."""
     coefficients = np.zeros((nu, nu))
     for column, m in enumerate(range(nu - 1, -1, -1)):
@@ -218,7 +221,7 @@ def _monomials(nu: int) -> tuple[np.ndarray, np.ndarray]:
             coefficients[k, column] = math.sqrt(2 * k + 1) * binomials
     rotation, triangle = np.linalg.qr(coefficients)
     signs = np.sign(np.diagonal(triangle))
-    return rotation * signs, triangle * signs[:, None]
+    return (rotation * signs).tolist(), (triangle * signs[:, None]).tolist()  # of no particular precision
 
 
 def projected(x: Array, nu: int) -> Float[Array, " n *batch"]:
