@@ -162,6 +162,19 @@ def test_structures_agree_on_a_nonlinear_problem_with_two_fields():
     np.testing.assert_allclose(sols[0].log_evidence, sols[1].log_evidence, rtol=1e-10)
 
 
+def test_filtering_at_given_times_is_the_filter_between_its_steps():
+    solver = mp.SpectralEK1(2, linear=(Identity(), np.array([-30.0, -2.0, 0.5])), prior=mp.IOUP())
+    times = jnp.array([0.21, 0.5, 0.87])
+    options = dict(solver=solver, controller=mp.FixedStep(0.05), smooth=False)
+    steps, there = (
+        mp.solve(lambda t, y: jnp.sin(t) - y**3, jnp.ones(3), (0.0, 1.0), save=save, **options)
+        for save in ("steps", times)
+    )
+    between = steps(times)
+    np.testing.assert_allclose(there.mean, between.mean, rtol=1e-12)
+    np.testing.assert_allclose(there.std, between.std, rtol=1e-9)
+
+
 def test_gradients():
     def final(a):
         solver = mp.SpectralEK1(2, linear=(Identity(), -jnp.array([1.0, 30.0])), prior=mp.IOUP())

@@ -319,8 +319,9 @@ def test_single_precision(single_precision):
 
 def test_anti_diffusion_is_allowed_with_a_warning():
     solver = mp.SpectralEK1(2, linear=GRID.diffusion(-0.01))
-    with pytest.warns(UserWarning, match="diffusion backwards in time"):
+    with pytest.warns(UserWarning, match="diffusion backwards in time") as caught:
         mp.solve(lambda t, u: -0.01 * GRID.laplacian(u), jnp.ones((4, 3)), (0.0, 0.1), solver=solver)
+    assert caught[0].filename == __file__  # where the user called
 
 
 @pytest.mark.parametrize(

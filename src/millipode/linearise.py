@@ -57,9 +57,6 @@ class Linearisation(eqx.Module):
         """The diagonal of F_y in user time, if that is the same at all times."""
         return None
 
-    def check_span(self, span: float) -> None:
-        """Warn if a solve over this time, negative for backwards, asks too much of it."""
-
     def memory(self) -> PyTree:
         """What it carries from step to step, at the beginning."""
         return ()

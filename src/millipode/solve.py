@@ -155,8 +155,7 @@ def prepare(
     if isinstance(controller, FixedStep):
         controller = FixedStep(checks.positive_scalar(controller.h, "FixedStep: h", kind))
     linearisation = solver.linearisation(y0)
-    if checks.is_concrete((t0, t1)):
-        linearisation.check_span(float(t1) - float(t0))
+    solver.check_span(float(t1) - float(t0) if checks.is_concrete((t0, t1)) else None, kind)
     checks.memory_for_dense(y0, solver)
     plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps)
     field = VectorField(f, args, _sign(t0, t1, kind))

@@ -45,6 +45,9 @@ class Solver(eqx.Module):
         """How many components of y share a block of the covariance."""
         return 1
 
+    def check_span(self, span: float | None, kind: Any) -> None:
+        """Warn if a solve of y of this type over this time, None if traced, asks too much of the solver."""
+
     @abc.abstractmethod
     def linearisation(self, y: Field) -> Linearisation:
         """How f is linearised; raises if that cannot be done for a problem like y."""
@@ -230,6 +233,10 @@ class SpectralEK1(Solver):
     def components(self) -> int:
         """All of them where a reaction couples them."""
         return 1 if self.linear.reaction is None else np.shape(self.linear.reaction)[0]
+
+    def check_span(self, span: float | None, kind: Any) -> None:
+        """Of what grows."""
+        self.linear.check_span(span, kind)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The spectrum."""

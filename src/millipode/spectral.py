@@ -33,6 +33,32 @@ class Linear(eqx.Module):
     eigenvalues: PyTree
     reaction: Array | np.ndarray | None = None
 
+    def check_span(self, span: float | None, kind: Any) -> None:
+        """Warn of anti-diffusion, and of a mode so growing that its uncertainty drowns what residuals say.
+
+        The span is negative for backwards in time, and None if traced; ``kind`` is the type of y.
+
+        The covariance of a growing mode follows e^{2λt}, whatever holds the mode itself in check. Once the
+        noise of a step is small next to it, every residual counts as news of the past, and moves y by what
+        it would take to explain it there: steps become shorter and shorter.
+        """
+        smallest, largest = _extremes(jax.tree.leaves(self.eigenvalues))
+        if largest > max(0.0, -smallest):
+            warnings.warn(
+                f"linear has positive eigenvalues up to {largest:.3g} and none as negative: like diffusion "
+                "backwards in time, this is unstable at every scale. Check the sign of its coefficients.",
+                stacklevel=7,
+            )
+            return
+        growth = 0.0 if span is None else max(span * smallest, span * largest)
+        if growth > -0.5 * math.log(jnp.finfo(kind).eps):
+            warnings.warn(
+                f"linear has modes that grow by e^{growth:.3g} over the time span; the filter becomes "
+                "uncertain of them by as much, and its steps short. Growth is not stiff: leave it out of "
+                "linear, for example by np.minimum(eigenvalues, 0).",
+                stacklevel=7,
+            )
+
     def fitted(self, y: Field, refresh: int | None = None) -> "SpectralFirstOrder":
         """The linearisation of a problem with a state like y."""
         leaves, tree = jax.tree.flatten(y)
@@ -55,7 +81,6 @@ class Linear(eqx.Module):
                     f"linear has eigenvalues of shape {np.shape(values)}, which does not fit modes of shape "
                     f"{leaf.shape}: give one coefficient, or one per component of y."
                 )
-        _warn_of_anti_diffusion(found)
         kind = dtype(y)
         spread = [jnp.broadcast_to(jnp.asarray(v, kind), m.shape) for v, m in zip(found, modes, strict=True)]
         eigenvalues = jax.tree.unflatten(tree, spread)
@@ -100,16 +125,6 @@ def _extremes(eigenvalues: list[Any]) -> tuple[float, float]:
     return min(float(np.min(x)) for x in eigenvalues), max(float(np.max(x)) for x in eigenvalues)
 
 
-def _warn_of_anti_diffusion(eigenvalues: list[Any]) -> None:
-    smallest, largest = _extremes(eigenvalues)
-    if largest > max(0.0, -smallest):
-        warnings.warn(
-            f"linear has positive eigenvalues up to {largest:.3g} and none as negative: like diffusion "
-            "backwards in time, this is unstable at every scale. Check the sign of its coefficients.",
-            stacklevel=5,
-        )
-
-
 class Reaction(NamedTuple):
     """The mean reaction coefficients of f, as last seen.
 
@@ -146,22 +161,6 @@ class SpectralFirstOrder(Linearisation):
     def rates(self) -> Field:
         """λ."""
         return self.eigenvalues
-
-    def check_span(self, span: float) -> None:
-        """Warn if a mode grows so much that its uncertainty drowns what the residuals say.
-
-        The covariance of a growing mode follows e^{2λt}, whatever holds the mode itself in check. Once the
-        noise of a step is small next to it, every residual counts as news of the past, and moves y by what
-        it would take to explain it there: steps become shorter and shorter.
-        """
-        largest = max(span * x for x in _extremes(jax.tree.leaves(self.eigenvalues)))
-        if largest > -0.5 * math.log(jnp.finfo(dtype(self.eigenvalues)).eps):
-            warnings.warn(
-                f"linear has modes that grow by e^{largest:.3g} over the time span; the filter becomes "
-                "uncertain of them by as much, and its steps short. Growth is not stiff: leave it out of "
-                "linear, for example by np.minimum(eigenvalues, 0).",
-                stacklevel=5,
-            )
 
     def memory(self) -> tuple[()] | Reaction:
         """No reaction beside the declared one."""
