@@ -85,6 +85,14 @@ def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
     assert loop < 26
 
 
+@pytest.mark.parametrize(("prior", "copies"), [(None, 21), (mp.IOUP(), 24)], ids=["IWP", "IOUP"])
+def test_spectral_ek1_on_the_fitzhugh_nagumo_pde(prior, copies):
+    """The state is 3 + 6 copies of y; blocks that differ between modes exist in tiles only."""
+    problem = mp.problems.fitzhugh_nagumo(128)
+    loop, _ = copies_of_y(problem, mp.SpectralEK1(2, linear=problem.linear, prior=prior))
+    assert loop < copies
+
+
 def test_nothing_is_gathered_densified_or_copied():
     problem = mp.problems.lorenz96(4096)
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 import millipode as mp
+import oracle
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
-from millipode.covariance import blockdiagonal
+from millipode.covariance import (
+    BlockDiagonal,
+    Coupled,
+    CoupledJacobian,
+    Dense,
+    FullJacobian,
+    Kronecker,
+    blockdiagonal,
+)
 
 
 def stiffish(t, y):
@@ -89,3 +98,30 @@ def test_structures_are_chosen_by_what_the_paper_proves():
     assert mp.EK0(diffusion=DYNAMIC_VECTOR).structure == "blockdiagonal"
     assert mp.DiagonalEK1().structure == "blockdiagonal"
     assert mp.EK1().structure == "dense"
+
+
+FULL = np.random.default_rng(5).normal(size=(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("structure", "given", "matrix"),
+    [
+        (Kronecker, None, np.zeros((3, 3))),
+        (BlockDiagonal, jnp.asarray(np.diag(FULL)), np.diag(np.diag(FULL))),
+        (Dense, None, np.zeros((3, 3))),
+        (Dense, jnp.asarray(np.diag(FULL)), np.diag(np.diag(FULL))),
+        (Dense, FullJacobian(jnp.asarray(FULL)), FULL),
+        (Coupled, CoupledJacobian(jnp.zeros((3,)), jnp.asarray(FULL)), FULL),
+    ],
+)
+def test_what_a_residual_moves_y_by(structure, given, matrix):
+    """By the step's noise alone: E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z, as in the textbook."""
+    z, h = jnp.array([0.3, -1.0, 2.0]), 0.2
+    _, sigma = oracle.transition(2, h)
+    noise = np.kron(sigma, np.eye(3))  # derivative-major
+    observed = np.hstack([-matrix, np.eye(3), np.zeros((3, 3))])
+    want = (noise @ observed.T @ np.linalg.solve(observed @ noise @ observed.T, z))[:3]
+    root = jnp.zeros((3, 3)) if structure is Kronecker else jnp.zeros((2, 3))
+    covariance = structure.initial(root, jnp.ones(()), z)
+    have = covariance.process_correction(mp.IWP(2).transition(jnp.asarray(h)), given, z)
+    np.testing.assert_allclose(have, want, rtol=1e-10)

@@ -142,12 +142,8 @@ class DiagonalEK1(Solver):
             )
         self.jacobian_diagonal = jacobian_diagonal
         self.diffusion = _diffusion(diffusion)
-        if structure == "kronecker":
-            raise ValueError(
-                "DiagonalEK1 is not Kronecker: the gain differs between unknowns as their Jacobians "
-                "do. Use structure='blockdiagonal' (the default), or mp.EK0."
-            )
-        self.structure = _structure(structure, "blockdiagonal")
+        why = "DiagonalEK1 is not Kronecker: the gain differs between unknowns as their Jacobians do."
+        self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
         self.initialise = _initialise(initialise)
 
     def linearisation(self, y: Field) -> Linearisation:
@@ -209,12 +205,8 @@ class SpectralEK1(Solver):
             raise ValueError(f"refresh must be a positive number of steps or None, got {refresh!r}.")
         self.refresh = refresh
         self.diffusion = _diffusion(diffusion)
-        if structure == "kronecker":
-            raise ValueError(
-                "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do. Use "
-                "structure='blockdiagonal' (the default), or mp.EK0."
-            )
-        self.structure = _structure(structure, "blockdiagonal")
+        why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."
+        self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
         if linear.reaction is not None:
             if structure is not None or self.diffusion.vector:
                 raise ValueError(
@@ -318,8 +310,11 @@ def _diffusion(diffusion: Diffusion | None) -> Diffusion:
     return diffusion
 
 
-def _structure(structure: str | None, default: str) -> str:
+def _structure(structure: str | None, default: str, not_kronecker: str | None = None) -> str:
+    """What was asked for, or the default; ``not_kronecker`` says why that is refused."""
     allowed = ("kronecker", "blockdiagonal", "dense")
+    if structure == "kronecker" and not_kronecker is not None:
+        raise ValueError(f"{not_kronecker} Use structure='blockdiagonal' (the default), or mp.EK0.")
     if structure is not None and structure not in allowed:
         raise ValueError(f"structure must be one of {allowed}, got {structure!r}.")
     return structure or default

@@ -212,9 +212,20 @@ def _leaves(x: Scale | None, y: Field) -> list[Any]:
 
 
 def _elementwise(function: Callable[..., Array], transition: Transition, jacobian: PyTree, z: Field) -> Field:
-    """``function`` of each unknown's transition and Jacobian."""
-    pairs = zip(transition.rates(z), _leaves(jacobian, z), strict=True)
-    return jax.tree.unflatten(jax.tree.structure(z), [function(transition.at(r), j) for r, j in pairs])
+    """``function`` of each unknown's transition and Jacobian.
+
+    Blocks that differ between unknowns take more work than the pass over the result, and room for it: those
+    are made in tiles.
+    """
+    if isinstance(transition, BlockTransition):
+        leaves = [function(transition, j) for j in _leaves(jacobian, z)]
+        return jax.tree.unflatten(jax.tree.structure(z), leaves)
+
+    def one(j: Array | None, rate: Array) -> tuple[Array]:
+        return (function(transition.at(rate), j),)
+
+    (result,) = _per_leaf(one, z, _leaves(jacobian, z), transition.rates(z))
+    return result
 
 
 def _per_leaf(

@@ -147,10 +147,10 @@ def process_scale(transition: BlockTransition, jacobian: Array | None) -> Array:
     return transition.scaling[1] * jnp.sqrt(first**2 + root[1, 1] ** 2)
 
 
-def process_gain(transition: BlockTransition, jacobian: Array) -> Array:
+def process_gain(transition: BlockTransition, jacobian: Array | None) -> Array:
     """The first row of the gain if the step's noise were all there is: by how much z/γ moves y."""
     root = transition.scaled_root
-    first = root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
+    first = root[0, 1] if jacobian is None else root[0, 1] - jacobian * transition.step_ratio * root[0, 0]
     return transition.step_ratio * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
 
 

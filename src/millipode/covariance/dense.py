@@ -50,15 +50,19 @@ class Dense(Covariance):
             _, unravel = ravel_pytree(z)
             block, matrix = _block(transition, z), jnp.broadcast_to(matrix, size(z))
             return DiagonalInnovation(unravel(blocks.process_scale(block, matrix)))
-        root, identity = transition.at(None).scaled_root, jnp.eye(size(z), dtype=matrix.dtype)
-        first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * matrix.T
-        stacked = triangularise(jnp.concatenate([first, root[1, 1] * identity]))
+        stacked = triangularise(_process_rows(transition, matrix))
         return DenseInnovation(transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z)
 
     def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
-        """Unknown by unknown, as the Jacobian in modes is diagonal."""
+        """Unknown by unknown for diagonal Jacobians, else by QR."""
         flat, unravel = ravel_pytree(z)
-        return unravel(blocks.process_gain(_block(transition, z), _matrix(jacobian, z)) * flat)
+        matrix, block = _matrix(jacobian, z), _block(transition, z)
+        if matrix.ndim < 2:
+            return unravel(blocks.process_gain(block, matrix) * flat)
+        rows = _process_rows(transition, matrix)
+        root = triangularise(rows)
+        weights = solve_triangular(root, solve_triangular(root, flat, trans="T"))
+        return unravel(transition.step_ratio * block.scaled_root[0, 0] * (rows[: flat.size] @ weights))
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """QR for C⁻, then the half-Joseph form."""
@@ -216,6 +220,13 @@ def _diagonals(blocks: Float[Array, "k n d"]) -> Float[Array, "kd nd"]:
     """One matrix, of which each block is diagonal."""
     k, n, d = blocks.shape
     return jnp.einsum("knd,de->kdne", blocks, jnp.eye(d, dtype=blocks.dtype)).reshape(k * d, n * d)
+
+
+def _process_rows(transition: Transition, jacobian: Float[Array, "d d"]) -> Float[Array, "2d d"]:
+    """R_Σ Hᵀ in scaled coordinates; all other rows are zero."""
+    root, identity = transition.at(None).scaled_root, jnp.eye(jacobian.shape[0], dtype=jacobian.dtype)
+    first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * jacobian.T
+    return jnp.concatenate([first, root[1, 1] * identity])
 
 
 def _matrix(jacobian: PyTree, z: Field) -> Array:

@@ -26,6 +26,11 @@ class Kronecker(Covariance):
         """Σ₁₁, shared."""
         return DiagonalInnovation(blocks.process_scale(transition.at(None), None))
 
+    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+        """One number times z."""
+        gain = blocks.process_gain(transition.at(None), None)
+        return jax.tree.map(lambda leaf: gain * leaf, z)
+
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
         innovation, gain, root = blocks.correct(self.root, transition.at(None), scale, None)

@@ -127,9 +127,9 @@ class Covariance(eqx.Module):
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
         """N(0, H Σ Hᵀ) with H = E₁ − F_y E₀: what the step's noise alone explains of z."""
 
+    @abc.abstractmethod
     def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
-        """What z moves y by if the step's noise is all there is, E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z; for modes only."""
-        raise NotImplementedError
+        """What z moves y by if the step's noise is all there is: E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z."""
 
     @abc.abstractmethod
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
