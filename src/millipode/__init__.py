@@ -1,6 +1,6 @@
 """Probabilistic ODE solutions in millions of dimensions."""
 
-from millipode import basis, grids, problems
+from millipode import basis, grids, problems, spatial
 from millipode.control import FixedStep, PIController
 from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
 from millipode.grids import Grid
@@ -9,6 +9,7 @@ from millipode.priors import IOUP, IWP
 from millipode.solution import Marginal, Solution, SolveError, Stats, Status
 from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
+from millipode.spatial import GMRF, Matern
 from millipode.spectral import Linear
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EK0",
     "EK1",
+    "GMRF",
     "IOUP",
     "IWP",
     "ConstantDiffusion",
@@ -25,6 +27,7 @@ __all__ = [
     "Grid",
     "Linear",
     "Marginal",
+    "Matern",
     "PIController",
     "Solution",
     "SolveError",
@@ -36,4 +39,5 @@ __all__ = [
     "grids",
     "problems",
     "solve",
+    "spatial",
 ]

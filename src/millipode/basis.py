@@ -113,10 +113,15 @@ class Waves(Basis):
 
     def along_axes(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Σ over the axes of one value per wave along each, as an array over all modes."""
-        total = np.asarray(sum(np.ix_(*values)))
+        return self.arranged(np.asarray(sum(np.ix_(*values))))
+
+    def arranged(self, values: Any) -> Any:
+        """An array with one axis per axis of the grid, in the order in which modes have them."""
         for _ in self.shape[1:]:
-            total = np.moveaxis(total, -1, 0)
-        return total
+            values = (
+                np.moveaxis(values, -1, 0) if isinstance(values, np.ndarray) else jnp.moveaxis(values, -1, 0)
+            )
+        return values
 
     def frequencies(self) -> tuple[np.ndarray, ...]:
         """Per axis and wave, πk/N, or 2πk/N around a periodic axis: the phase from a cell to the next."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.covariance import Innovation
-from millipode.fields import Field, Scale, rms, safe_sqrt, size, total
+from millipode.fields import Field, Scale, safe_sqrt, size, total
 
 
 class Diffusion(eqx.Module):
@@ -21,8 +21,7 @@ class Diffusion(eqx.Module):
 
     def local_scale(self, process: Innovation, z: Field) -> Scale:
         """The local quasi-MLE γ̂ given an error-free previous state, from H Σ Hᵀ and z."""
-        whitened = process.whiten(z)
-        return jax.tree.map(jnp.abs, whitened) if self.vector else rms(whitened)
+        return jax.tree.map(jnp.abs, process.whiten(z)) if self.vector else process.rms(z)
 
     def zero(self, y: Field) -> Scale:
         """An empty accumulator."""
@@ -34,8 +33,8 @@ class Diffusion(eqx.Module):
         """The γ that the filter runs with in this step."""
 
     @abc.abstractmethod
-    def accumulate(self, calibration: Scale, local: Scale, whitened: Field) -> Scale:
-        """What is kept of an accepted step, given S^(−½) z."""
+    def accumulate(self, calibration: Scale, local: Scale, innovation: Innovation, z: Field) -> Scale:
+        """What is kept of an accepted step."""
 
     @abc.abstractmethod
     def calibrated(self, calibration: Scale, steps: Array, y: Field) -> Scale:
@@ -84,12 +83,11 @@ class ConstantDiffusion(Diffusion):
         """1."""
         return jnp.ones((), jax.tree.leaves(local)[0].dtype)
 
-    def accumulate(self, calibration: Scale, local: Scale, whitened: Field) -> Scale:
+    def accumulate(self, calibration: Scale, local: Scale, innovation: Innovation, z: Field) -> Scale:
         """The running sum of squares."""
-        squares = jax.tree.map(jnp.square, whitened)
         if self.vector:
-            return jax.tree.map(jnp.add, calibration, squares)
-        return calibration + total(squares)
+            return jax.tree.map(lambda c, x: c + x**2, calibration, innovation.whiten(z))
+        return calibration + innovation.quadratic(z)
 
     def calibrated(self, calibration: Scale, steps: Array, y: Field) -> Scale:
         """Divide by N, and by d if scalar."""
@@ -128,7 +126,7 @@ class DynamicDiffusion(Diffusion):
         """The local estimate."""
         return local
 
-    def accumulate(self, calibration: Scale, local: Scale, whitened: Field) -> Scale:
+    def accumulate(self, calibration: Scale, local: Scale, innovation: Innovation, z: Field) -> Scale:
         """The last estimate."""
         return local
 

@@ -32,7 +32,7 @@ TAYLOR_LIMIT = 10_000
 class Initial(NamedTuple):
     """N(mean, diag(residual²) ⊗ rootᵀroot) at t₀.
 
-    ``residual`` is the quasi-MLE of γ from the inference itself, one value per unknown.
+    ``residual`` has the quasi-MLE of γ from the inference itself as its modulus, one value per unknown.
     """
 
     mean: tuple[Field, ...]
@@ -171,7 +171,7 @@ def runge_kutta(field: VectorField, t0: Array, y0: Field, p: Probe, order: int, 
         return jax.tree.map(lambda s: jnp.tensordot(coefficients, s, 1), slopes)
 
     higher = tuple(project(weights[q - 2], 1.0 - q) for q in range(2, nu + 1))
-    misfit = jax.tree.map(jnp.abs, project(residual, 0.5 - nu))
+    misfit = project(residual, 0.5 - nu)
     scaled = jnp.asarray(root, dtype(y0)) * delta ** (nu + 0.5 - powers)
     return Initial((y0, p.f0, *higher), scaled, misfit, jnp.int32(nu * nu))
 

@@ -84,9 +84,14 @@ def begin(setup: Setup, y0: Field) -> Carry:
     initial = initialise(setup.initialise, field, t0, y0, order, p, span)
     # A copy, because the loop works in place and y0 belongs to the user.
     mean = model.prior.state(tuple(basis.to_modes(jax.tree.map(jnp.copy, x)) for x in initial.mean))
-    local = rms(initial.residual)
-    if model.diffusion.vector:
-        local = initial.residual if isinstance(basis, Identity) else expand(local, mean[0])
+    if model.space is None:
+        local = rms(initial.residual)
+    else:
+        local = model.space.rms(basis.to_modes(initial.residual))
+    if model.diffusion.vector and isinstance(basis, Identity):
+        local = jax.tree.map(jnp.abs, initial.residual)
+    elif model.diffusion.vector:
+        local = expand(local, mean[0])
     scale = model.diffusion.filter_scale(local)
     covariance = STRUCTURES[setup.structure].initial(model.prior.root(initial.root), scale, mean[0])
     zero, memory = jnp.zeros((), dtype(y0)), model.linearisation.memory()

@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PyTree
 
-from millipode.compiling import compiled
-from millipode.fields import Field, Scale
+from millipode.compiling import FOR_MEMORY, QUICKLY, Way, compiled
+from millipode.covariance.qr import FEW
+from millipode.fields import Field, Scale, size
 from millipode.posterior import (
     Chain,
     Moments,
@@ -29,6 +30,7 @@ from millipode.posterior import (
 )
 from millipode.priors import Prior
 from millipode.smoothing import Gaussian, pick
+from millipode.spatial.protocol import Space
 
 if TYPE_CHECKING:
     from millipode.solution import Solution
@@ -210,9 +212,9 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
     keys, batch = jax.random.split(key, num), int(np.clip(BATCH_BYTES // _bytes_per_state(posterior), 1, num))
     if isinstance(posterior, Chain):
         index = None if flat is None else _saved_index(sol, flat)
-        samples = _draw_chain(posterior, sol.t, index, keys, batch, q)
+        samples = _draw_chain(posterior, sol.space, sol.t, index, keys, batch, q)
     else:
-        samples = _draw_path(posterior, sol.t, flat, keys, batch, q)
+        samples = _draw_path(posterior, sol.space, sol.t, flat, keys, batch, q)
     return jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
 
 
@@ -225,21 +227,41 @@ def _key(key: Any) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(key))
 
 
-@compiled(static_argnames="batch")
+def _way_of_draws(posterior: Posterior, *_: Any) -> Way:
+    """XLA's older emitters take half a minute for some hundred blocks, which they unroll and repeat."""
+    first = pick(posterior.mean[0], 0)
+    return QUICKLY if size(first) <= FEW else FOR_MEMORY
+
+
+@compiled(static_argnums=5, way=_way_of_draws)
 def _draw_chain(
-    chain: Chain, t: Array, index: Int[Array, " k"] | None, keys: Array, batch: int, q: Array
+    chain: Chain,
+    space: Space | None,
+    t: Array,
+    index: Int[Array, " k"] | None,
+    keys: Array,
+    batch: int,
+    q: Array,
 ) -> Field:
     sign = direction(t)
     mean = in_user_time(derivatives(chain, q), sign, q)
 
     def draw(key: Array) -> Field:
-        sample = jax.tree.map(jnp.add, mean, in_user_time(chain.draw(key, q), sign, q))
+        deviation = _in_space(space, in_user_time(chain.draw(key, q), sign, q))
+        sample = jax.tree.map(jnp.add, mean, deviation)
         return sample if index is None else pick(sample, index)
 
     return lax.map(draw, keys, batch_size=batch)
 
 
-def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, q: int) -> Field:
+def _in_space(space: Space | None, deviation: Field) -> Field:
+    """With the correlations of a model of space, time by time."""
+    return deviation if space is None else lax.map(space.correlate, deviation)
+
+
+def _draw_path(
+    path: Path, space: Space | None, t: Array, at: Array | None, keys: Array, batch: int, q: int
+) -> Field:
     traced = is_traced(t, at)
     xp, steps = jnp if traced else np, t.size
     mean = None if at is None else evaluate(path, t, at, q).mean
@@ -249,19 +271,19 @@ def _draw_path(path: Path, t: Array, at: Array | None, keys: Array, batch: int, 
     if rounded:
         path = path.joined([], lambda x: _lengthened(x, _round_up(steps)))
         t = _lengthened(t, _round_up(steps))
-    nodes, slots, size = t, np.arange(t.size), steps
+    nodes, slots, count = t, np.arange(t.size), steps
     if at is not None:
-        size = at.size
+        count = at.size
         if rounded:
-            at = _lengthened(at, _round_up(size))
+            at = _lengthened(at, _round_up(count))
             mean = jax.tree.map(lambda x: _lengthened(x, at.size), mean)
         nodes = xp.concatenate([t, at])
         order = xp.argsort(nodes * xp.where(t[-1] >= t[0], 1, -1), stable=True)
         slots = xp.concatenate([np.full(t.size, at.size), np.arange(at.size)])[order]
         nodes = nodes[order]
     length = t.size if at is None else at.size
-    samples = _draw_nodes(path, t, nodes, slots, mean, keys, length, batch, q)
-    return samples if size == length else jax.tree.map(lambda x: x[:, :size], samples)
+    samples = _draw_nodes(path, space, t, nodes, slots, mean, keys, length, batch, q)
+    return samples if count == length else jax.tree.map(lambda x: x[:, :count], samples)
 
 
 def _round_up(count: int) -> int:
@@ -276,15 +298,16 @@ def _lengthened(x: Any, length: int) -> Any:
     return np.concatenate([x, np.broadcast_to(x[-1], (length - x.shape[0], *x.shape[1:]))])
 
 
-@compiled(static_argnames=("size", "batch"))
+@compiled(static_argnums=(7, 8), way=_way_of_draws)
 def _draw_nodes(
     path: Path,
+    space: Space | None,
     t: Array,
     nodes: Array,
     slots: Int[Array, " m"],
     mean: Field | None,
     keys: Array,
-    size: int,
+    length: int,
     batch: int,
     q: Array,
 ) -> Field:
@@ -292,7 +315,7 @@ def _draw_nodes(
     mean = in_user_time(derivatives(path, q), sign, q) if mean is None else mean
 
     def draw(key: Array) -> Field:
-        deviation = path.draw(key, t, nodes, slots, size, q)
-        return jax.tree.map(jnp.add, mean, in_user_time(deviation, sign, q))
+        deviation = in_user_time(path.draw(key, t, nodes, slots, length, q), sign, q)
+        return jax.tree.map(jnp.add, mean, _in_space(space, deviation))
 
     return lax.map(draw, keys, batch_size=batch)

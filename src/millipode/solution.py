@@ -14,8 +14,9 @@ from jaxtyping import Array, ArrayLike, PyTree
 from millipode import queries
 from millipode.basis import Basis, Identity
 from millipode.compiling import compiled
-from millipode.fields import Scale, same_structure
+from millipode.fields import Field, Scale, same_structure
 from millipode.posterior import Moments, Path, Posterior
+from millipode.spatial.protocol import Space
 
 RUNNING = -1
 
@@ -103,6 +104,7 @@ class Solution:
         status_code: see ``status``.
         reached: the last time that the solver reached, and its last step size.
         basis: in which ``posterior`` and a vector-valued ``diffusion`` are; all else is in space.
+        space: Γ̆, of which ``posterior`` knows nothing; None for the identity.
 
     >>> import jax, jax.numpy as jnp, millipode as mp
     >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0))
@@ -120,6 +122,7 @@ class Solution:
     status_code: Array
     reached: tuple[Array, Array]
     basis: Basis = dataclasses.field(default=Identity())
+    space: Space | None = None
 
     @property
     def mean(self) -> PyTree:
@@ -133,7 +136,13 @@ class Solution:
 
     @functools.cached_property
     def _in_space(self) -> Moments:
-        return in_space(self.basis, Moments(self.posterior.mean[0], self.posterior.std))
+        return self._of_y(Moments(self.posterior.mean[0], self.posterior.std))
+
+    def _of_y(self, moments: Moments) -> Moments:
+        """Mean and standard deviation of y, from those of its modes without a model of space."""
+        if isinstance(self.basis, Identity) and self.space is None:
+            return moments
+        return _of_y(self.basis, None if self.space is None else self.space.std, moments, self.t.ndim)
 
     @property
     def diffusion(self) -> PyTree:
@@ -157,12 +166,12 @@ class Solution:
             moments = queries.evaluate(self.posterior, self.t, times, q)
         else:
             moments = queries.look_up(self, times, q)
-        moments = in_space(self.basis, moments)
+        moments = self._of_y(moments)
         return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:
         """The posterior of the q-th derivative of y, q ≤ ν, at the saved times."""
-        moments = in_space(self.basis, queries.saved_moments(self, queries.derivative(self, q)))
+        moments = self._of_y(queries.saved_moments(self, queries.derivative(self, q)))
         return Marginal(self.t, moments.mean, _expand(moments.std, moments.mean))
 
     def sample(
@@ -171,7 +180,8 @@ class Solution:
         """Joint samples of the posterior, which needs ``smooth=True``.
 
         Each is one draw of the whole trajectory: correlated in time as the model says. With a structured
-        covariance, unknowns are independent of each other.
+        covariance, unknowns (modes with ``mp.SpectralEK1``) are independent of each other, unless a spatial
+        model relates them.
 
         Args:
             key: a key of ``jax.random``.
@@ -238,14 +248,19 @@ class Solution:
         )
 
 
-def in_space(basis: Basis, moments: Moments) -> Moments:
-    """Mean and standard deviation of y, from those of its modes."""
-    return moments if isinstance(basis, Identity) else _in_space(basis, moments)
+@compiled(static_argnums=3)
+def _of_y(basis: Basis, variation: Field | None, moments: Moments, axes: int) -> Moments:
+    """The last of ``axes`` is time; what comes before it are batches, of which each has its own variation."""
 
+    def varied(std: Scale, mean: Field, variation: Field) -> Field:
+        return jax.tree.map(jnp.multiply, _expand(std, mean), variation)
 
-@compiled
-def _in_space(basis: Basis, moments: Moments) -> Moments:
-    return Moments(basis.from_modes(moments.mean), basis.std(moments.std))
+    std = moments.std
+    if variation is not None:
+        for _ in range(axes - 1):
+            varied = jax.vmap(varied)
+        std = varied(std, moments.mean, variation)
+    return Moments(basis.from_modes(moments.mean), basis.std(std))
 
 
 @compiled

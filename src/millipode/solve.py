@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import ArrayLike, PyTree
 
 from millipode import checks
-from millipode.basis import Basis
 from millipode.compiling import outside_transformations
 from millipode.control import Controller, FixedStep, PIController
 from millipode.diffusion import DynamicDiffusion
@@ -112,11 +111,10 @@ def solve(
         outcome = in_two(static, arrays, y0)
     else:
         outcome = at_once(static, arrays, y0)
-    basis = setup.model.linearisation.basis
-    solution = _solution(outcome, basis)
+    solution = _solution(outcome, setup.model)
     if concrete and not solution.success:
         if isinstance(setup.plan, SaveTimes):
-            solution = _solution(trimmed([outcome], dynamic), basis)
+            solution = _solution(trimmed([outcome], dynamic), setup.model)
         if throw:
             raise SolveError(solution)
     return solution
@@ -160,7 +158,7 @@ def prepare(
     plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps)
     field = VectorField(f, args, _sign(t0, t1, kind))
     prior = solver.prior.fitted(linearisation.rates, field.sign)
-    model = Filter(field, prior, linearisation, solver.diffusion, rtol, atol)
+    model = Filter(field, prior, linearisation, solver.diffusion, rtol, atol, solver.space(y0))
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
     return setup, y0, budget
 
@@ -221,7 +219,7 @@ def _without_closures(setup: Setup, y0: Field) -> Setup:
     return setup._replace(model=model._replace(vector_field=field, linearisation=linearisation))
 
 
-def _solution(outcome: Outcome, basis: Basis) -> Solution:
+def _solution(outcome: Outcome, model: Filter) -> Solution:
     return Solution(
         t=outcome.t,
         posterior=outcome.posterior,
@@ -230,5 +228,6 @@ def _solution(outcome: Outcome, basis: Basis) -> Solution:
         stats=outcome.stats,
         status_code=outcome.status,
         reached=outcome.reached,
-        basis=basis,
+        basis=model.linearisation.basis,
+        space=model.space,
     )

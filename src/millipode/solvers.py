@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import PyTree
 
-from millipode.basis import Basis
+from millipode.basis import Basis, Waves
 from millipode.diffusion import ConstantDiffusion, Diffusion, DynamicDiffusion
 from millipode.fields import Field
 from millipode.linearise import (
@@ -19,6 +20,7 @@ from millipode.linearise import (
     check_diagonal,
 )
 from millipode.priors import IOUP, IWP, Prior
+from millipode.spatial.protocol import Space, Spatial
 from millipode.spectral import Linear
 
 ZEROTH_ORDER, FIRST_ORDER = ZerothOrder(), FirstOrder()
@@ -48,6 +50,10 @@ class Solver(eqx.Module):
     def check_span(self, span: float | None, kind: Any) -> None:
         """Warn if a solve of y of this type over this time, None if traced, asks too much of the solver."""
 
+    def space(self, y: Field) -> Space | None:
+        """Γ̆ for a problem like y, in the basis of the linearisation; None for the identity."""
+        return None
+
     @abc.abstractmethod
     def linearisation(self, y: Field) -> Linearisation:
         """How f is linearised; raises if that cannot be done for a problem like y."""
@@ -63,7 +69,10 @@ class EK0(Solver):
         order: ν, from 1 to 11.
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
         structure: ``"kronecker"``, ``"blockdiagonal"`` or ``"dense"``; automatic by default.
-        prior: in place of ``mp.IWP(order)``.
+        spatial: how unknowns hang together a priori, such as ``mp.Matern(grid, ...)``; for scalar diffusions.
+            One model, or one per leaf of y, or a list with one per component of an array. Independent
+            unknowns by default.
+        prior: in place of ``mp.IWP(order)``: ``mp.IOUP(rate=...)`` or ``mp.MaternProcess(...)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
 
     >>> EK0(order=3).structure, EK0(diffusion=DynamicDiffusion(vector=True)).structure
@@ -73,6 +82,7 @@ class EK0(Solver):
     prior: Prior
     diffusion: Diffusion
     structure: str = eqx.field(static=True)
+    spatial: PyTree[Spatial] | None
     initialise: str | None = eqx.field(static=True)
 
     def __init__(
@@ -81,11 +91,13 @@ class EK0(Solver):
         *,
         diffusion: Diffusion | None = None,
         structure: Structure | None = None,
+        spatial: PyTree[Spatial] | None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
         self.prior = _prior(order, prior, 4)
         self.diffusion = _diffusion(diffusion)
+        self.spatial = _spatial(spatial, self.diffusion)
         per_unknown = self.diffusion.vector and isinstance(self.diffusion, DynamicDiffusion)
         if per_unknown and structure == "kronecker":
             raise ValueError(
@@ -95,6 +107,10 @@ class EK0(Solver):
             )
         self.structure = _structure(structure, "blockdiagonal" if per_unknown else "kronecker")
         self.initialise = _initialise(initialise)
+
+    def space(self, y: Field) -> Space | None:
+        """As given."""
+        return None if self.spatial is None else Space.of(self.spatial, y)
 
     def linearisation(self, y: Field) -> Linearisation:
         """None."""
@@ -113,6 +129,7 @@ class DiagonalEK1(Solver):
             hundred unknowns can do without.
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
         structure: ``"blockdiagonal"`` (the default) or ``"dense"``.
+        spatial: refused, with the reason.
         prior: in place of ``mp.IWP(order)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
     """
@@ -130,9 +147,11 @@ class DiagonalEK1(Solver):
         jacobian_diagonal: Callable | Stencil | None = None,
         diffusion: Diffusion | None = None,
         structure: Structure | None = None,
+        spatial: None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
+        _no_spatial(spatial, "DiagonalEK1", "the diagonal of the Jacobian differs between unknowns")
         self.prior = _prior(order, prior, 3)
         known = jacobian_diagonal is None or isinstance(jacobian_diagonal, Stencil)
         if not known and not callable(jacobian_diagonal):
@@ -169,6 +188,9 @@ class SpectralEK1(Solver):
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``; with
             vector=True there is one scale per mode.
         structure: ``"blockdiagonal"`` (the default) or ``"dense"``, both over modes.
+        spatial: how points hang together a priori, ``mp.Matern(grid, ...)`` or ``mp.GMRF(grid, ...)`` on the
+            grid of ``linear``; for scalar diffusions. It is diagonal in the modes, and costs nothing. One
+            model, or one per component, as for ``mp.EK0``.
         prior: ``mp.IWP(order)`` by default; or ``mp.IOUP()``, which is exact for the linear part.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
     """
@@ -178,6 +200,7 @@ class SpectralEK1(Solver):
     refresh: int | None = eqx.field(static=True)
     diffusion: Diffusion
     structure: str = eqx.field(static=True)
+    spatial: PyTree[Spatial] | None
     initialise: str | None = eqx.field(static=True)
 
     def __init__(
@@ -188,6 +211,7 @@ class SpectralEK1(Solver):
         refresh: int | None = None,
         diffusion: Diffusion | None = None,
         structure: Structure | None = None,
+        spatial: PyTree[Spatial] | None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
@@ -205,6 +229,12 @@ class SpectralEK1(Solver):
             raise ValueError(f"refresh must be a positive number of steps or None, got {refresh!r}.")
         self.refresh = refresh
         self.diffusion = _diffusion(diffusion)
+        self.spatial = _spatial(spatial, self.diffusion)
+        if spatial is not None and not isinstance(linear.basis, Waves):
+            raise ValueError(
+                "SpectralEK1 with a model of space needs the modes of a grid: make linear by mp.Grid(...)"
+                ".diffusion(...) or .operator(...)."
+            )
         why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."
         self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
         if linear.reaction is not None:
@@ -230,6 +260,14 @@ class SpectralEK1(Solver):
         """Of what grows."""
         self.linear.check_span(span, kind)
 
+    def space(self, y: Field) -> Space | None:
+        """In modes."""
+        if self.spatial is None:
+            return None
+        modes = self.linear.fitted(y).eigenvalues
+        assert isinstance(self.linear.basis, Waves)
+        return Space.in_modes(self.spatial, y, self.linear.basis, modes)
+
     def linearisation(self, y: Field) -> Linearisation:
         """The spectrum."""
         return self.linear.fitted(y, self.refresh)
@@ -244,6 +282,7 @@ class EK1(Solver):
         order: ν, from 1 to 11.
         diffusion: ``mp.DynamicDiffusion()`` or ``mp.ConstantDiffusion()``, scalar.
         structure: ``"dense"``, the only one that a full Jacobian preserves.
+        spatial: refused, with the reason.
         prior: in place of ``mp.IWP(order)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
     """
@@ -259,9 +298,11 @@ class EK1(Solver):
         *,
         diffusion: Diffusion | None = None,
         structure: Structure | None = None,
+        spatial: None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
+        _no_spatial(spatial, "EK1", "the Jacobian mixes unknowns")
         self.prior = _prior(order, prior, 4)
         self.diffusion = _diffusion(diffusion)
         if self.diffusion.vector:
@@ -308,6 +349,23 @@ def _diffusion(diffusion: Diffusion | None) -> Diffusion:
             f"diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got {diffusion!r}."
         )
     return diffusion
+
+
+def _spatial(spatial: PyTree[Spatial] | None, diffusion: Diffusion) -> PyTree[Spatial] | None:
+    if spatial is not None and diffusion.vector:
+        raise ValueError(
+            "A model of space needs a scalar diffusion, Γ = γ² Γ̆: with one γ per unknown, Γ̆ would not be "
+            "what relates them. Use vector=False, or drop spatial."
+        )
+    return spatial
+
+
+def _no_spatial(spatial: Any, solver: str, why: str) -> None:
+    if spatial is not None:
+        raise ValueError(
+            f"{solver} has no model of space: {why}, so the covariance is not Γ̆ ⊗ C̆. Use "
+            "mp.EK0(spatial=...), or mp.SpectralEK1(linear=..., spatial=...) for stiff problems on a grid."
+        )
 
 
 def _structure(structure: str | None, default: str, not_kronecker: str | None = None) -> str:

@@ -19,6 +19,7 @@ from millipode.diffusion import Diffusion
 from millipode.fields import Field, Scale, combine, rms, where
 from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Row, Transition
+from millipode.spatial.protocol import Space, correlated
 
 # Below this size, copies cost less than what prevents them.
 IN_PLACE = 2**11
@@ -33,6 +34,7 @@ class Filter(NamedTuple):
     diffusion: Diffusion
     rtol: Scale
     atol: Scale
+    space: Space | None = None
 
 
 class State(NamedTuple):
@@ -84,7 +86,7 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     memory = model.linearisation.refreshed(model.vector_field, t, predicted, state.memory)
     value, jacobian = model.linearisation(model.vector_field, t, predicted, memory)
     z, jacobian = model.prior.residual(predicted, slope, value, jacobian)
-    process = state.covariance.process_innovation(transition, jacobian, z)
+    process = correlated(model.space, state.covariance.process_innovation(transition, jacobian, z))
     local = model.diffusion.local_scale(process, z)
     error = _error(model, state, h, transition, predicted, z, jacobian, process, local)
     scale = model.diffusion.filter_scale(local)
@@ -141,15 +143,15 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
     correction = state.covariance.apply_gain(corrected.gain, z)
     start = where(accept, a.predicted, state.mean[0])  # what Φ makes of y is there already
     mean = _moved(start, a.transition.gated(accept), state.mean, correction, signal)
-    whitened = corrected.innovation.whiten(a.z)
-    log_det, rank = corrected.innovation.log_determinant(z)
-    calibration = model.diffusion.accumulate(state.calibration, a.local_scale, whitened)
+    innovation = correlated(model.space, corrected.innovation)
+    log_det, rank = innovation.log_determinant(z)
+    calibration = model.diffusion.accumulate(state.calibration, a.local_scale, innovation, a.z)
     taken = State(
         t=jnp.where(accept, a.t, state.t),
         mean=mean,
         covariance=corrected.covariance,
         calibration=where(accept, calibration, state.calibration),
-        quadratic=state.quadratic + jnp.where(accept, corrected.innovation.quadratic(a.z), 0),
+        quadratic=state.quadratic + jnp.where(accept, innovation.quadratic(a.z), 0),
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
         memory=jax.tree.map(lambda new, old: jnp.where(accept, new, old), a.memory, state.memory),

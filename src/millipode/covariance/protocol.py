@@ -16,6 +16,7 @@ from millipode.fields import (
     is_shared,
     map_leaves,
     per_leaf,
+    rms,
     safe_divide,
     size,
     total,
@@ -33,6 +34,10 @@ class Innovation(eqx.Module):
     def quadratic(self, z: Field) -> Array:
         """Zᵀ S⁻¹ z."""
         return total(jax.tree.map(jnp.square, self.whiten(z)))
+
+    def rms(self, z: Field) -> Array:
+        """√(zᵀ S⁻¹ z / d)."""
+        return rms(self.whiten(z))
 
     @abc.abstractmethod
     def std(self) -> Scale:
