@@ -4,7 +4,7 @@ Written from the paper's Section 2 alone. Unknown-major ordering, Y = (Y^1, …,
 """
 
 from itertools import pairwise
-from math import factorial
+from math import comb, factorial
 
 import numpy as np
 from scipy.linalg import block_diag, expm
@@ -26,10 +26,21 @@ def transition(nu, h):
 
 
 def ornstein_uhlenbeck(nu, h, rate):
-    """The same for y^(ν+1) = rate · y^(ν) + noise, by one matrix exponential (Van Loan's)."""
-    n = nu + 1
-    drift, noise = np.diag(np.ones(nu), 1), np.zeros((n, n))
-    drift[-1, -1], noise[-1, -1] = rate, 1.0
+    """The same for y^(ν+1) = rate · y^(ν) + noise."""
+    return _van_loan([*[0.0] * nu, rate], h)
+
+
+def matern(nu, h, length_scale):
+    """The same for (d/dt + λ)^(ν+1) y = noise, λ = √(2(ν+½))/ℓ."""
+    n, rate = nu + 1, np.sqrt(2 * (nu + 0.5)) / length_scale
+    return _van_loan([-comb(n, j) * rate ** (n - j) for j in range(n)], h)
+
+
+def _van_loan(last_row, h):
+    """One matrix exponential for both."""
+    n = len(last_row)
+    drift, noise = np.diag(np.ones(n - 1), 1), np.zeros((n, n))
+    drift[-1], noise[-1, -1] = last_row, 1.0
     joint = expm(h * np.block([[drift, noise], [np.zeros((n, n)), -drift.T]]))
     phi = joint[:n, :n]
     return phi, joint[:n, n:] @ phi.T
@@ -39,9 +50,13 @@ class Result:
     pass
 
 
-def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, vector):
-    """Filter y' = f(t, y) on a given grid from exact derivatives (ν+1, d) at its start."""
+def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, vector, space=None):
+    """Filter y' = f(t, y) on a given grid from exact derivatives (ν+1, d) at its start.
+
+    With a matrix ``space``, and EK0 and a scalar diffusion, the prior has the left factor γ² space.
+    """
     n, d = derivatives.shape
+    space = np.eye(d) if space is None else space
     e0, e1 = (np.kron(np.eye(d), np.eye(n)[q : q + 1]) for q in (0, 1))
     m, c = derivatives.T.reshape(-1), np.zeros((n * d, n * d))
     zs, ss, means, covs, gammas = [], [], [m], [c], []
@@ -54,14 +69,15 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
         fy = {"ek0": 0 * full, "diagonal": np.diag(np.diag(full)), "ek1": full}[linearisation]
         h = e1 - fy @ e0
         z = e1 @ m - np.asarray(f(t, y))
-        noise = h @ np.kron(np.eye(d), sigma) @ h.T
+        noise = h @ np.kron(space, sigma) @ h.T
         if not dynamic:
             gamma = np.ones(d)
         elif vector:
             gamma = z**2 / np.diag(noise)
         else:
             gamma = np.full(d, z @ np.linalg.solve(noise, z) / d)
-        c = phi @ c @ phi.T + np.kron(np.diag(gamma), sigma)
+        root = np.diag(np.sqrt(gamma))
+        c = phi @ c @ phi.T + np.kron(root @ space @ root, sigma)
         s = h @ c @ h.T
         k = np.linalg.solve(s, h @ c).T
         m = m - k @ z
@@ -109,11 +125,11 @@ class LinearPosterior:
     """Exact Gaussian-process conditioning for y' = A y + g(t): one joint Gaussian over all times.
 
     All states are in internal time, unknown-major. The prior starts from exact derivatives, the data are zero
-    residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown). With rates, one per
-    unknown, the prior is an integrated Ornstein–Uhlenbeck process.
+    residuals at grid[1:], and step k has the diffusion gammas[k] (γ², one per unknown). ``process(ν, h, i)``
+    gives the transition of unknown i, an integrated Wiener process by default; ``space`` correlates unknowns.
     """
 
-    def __init__(self, a, g, derivatives, grid, extra, gammas, rates=None):
+    def __init__(self, a, g, derivatives, grid, extra, gammas, process=None, space=None):
         n, d = derivatives.shape
         self.n, self.d = n, d
         self.times = np.union1d(grid, extra)
@@ -123,11 +139,12 @@ class LinearPosterior:
         cov = np.zeros((count * size, count * size), np.longdouble)
         step = np.clip(np.searchsorted(grid, self.times[1:], side="left") - 1, 0, len(gammas) - 1)
         for i, (t_old, t) in enumerate(pairwise(self.times)):
-            blocks = [transition(n - 1, t - t_old)] * d
-            if rates is not None:
-                blocks = [ornstein_uhlenbeck(n - 1, t - t_old, rate) for rate in rates]
+            process = process or (lambda nu, h, i: transition(nu, h))
+            blocks = [process(n - 1, t - t_old, unknown) for unknown in range(d)]
             phi = block_diag(*(phi for phi, _ in blocks))
             noise = block_diag(*(g * sigma for g, (_, sigma) in zip(gammas[step[i]], blocks, strict=True)))
+            if space is not None:
+                noise = np.kron(gammas[step[i]][0] * space, blocks[0][1])
             mean.append(phi @ mean[-1])
             here, there = slice(i * size, (i + 1) * size), slice((i + 1) * size, (i + 2) * size)
             cov[there, : here.stop] = phi @ cov[here, : here.stop]

@@ -276,13 +276,13 @@ def test_a_million_unknowns_are_sampled_in_the_memory_of_the_samples():
     assert abs(np.mean(deviation[0, 0, 1:] * deviation[0, 0, :-1])) < 5.5e-3
 
     keys = jax.random.split(KEY, 4)
-    lowered = _draw_chain.lower(sol.posterior, sol.t, None, keys, 1, 0)
+    lowered = _draw_chain.lower(sol.posterior, None, sol.t, None, keys, 1, 0)
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 3
     assert beyond < 30  # a few states of three fields and their random bits
 
     every = mp.solve(problem.f, problem.y0, (0.0, 3e-3), **options)
-    lowered = _draw_nodes.lower(every.posterior, every.t, every.t, np.arange(4), None, keys, 4, 1, 0)
+    lowered = _draw_nodes.lower(every.posterior, None, every.t, every.t, np.arange(4), None, keys, 4, 1, 0)
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 4
     assert beyond < 30

@@ -11,7 +11,8 @@ from scipy.linalg import expm
 import millipode as mp
 import oracle
 from common import jit
-from millipode.covariance import blocks, dense, qr
+from millipode import qr
+from millipode.covariance import blocks, dense
 from millipode.priors.iwp import hilbert_root
 
 

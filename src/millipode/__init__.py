@@ -5,7 +5,7 @@ from millipode.control import FixedStep, PIController
 from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
 from millipode.grids import Grid
 from millipode.linearise import Stencil
-from millipode.priors import IOUP, IWP
+from millipode.priors import IOUP, IWP, MaternProcess
 from millipode.solution import Marginal, Solution, SolveError, Stats, Status
 from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
@@ -28,6 +28,7 @@ __all__ = [
     "Linear",
     "Marginal",
     "Matern",
+    "MaternProcess",
     "PIController",
     "Solution",
     "SolveError",

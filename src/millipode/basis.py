@@ -270,7 +270,7 @@ def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]
     """
     n = s.shape[-1]
     first = s[..., _paired(n)]
-    difference = (first - jnp.flip(s[..., n - first.shape[-1] :], -1)) / np.sqrt(2 * n)
+    difference = (first - jnp.flip(s[..., n - first.shape[-1] :], -1)) / math.sqrt(2 * n)
     doubled = _joined(jnp.zeros_like(s[..., :1]), difference)
     waves = _interleaved(doubled, jnp.zeros_like(doubled), n)
     if kind == "fourier":
@@ -279,7 +279,7 @@ def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]
         folded = jnp.flip(high, -1)
         low = low.at[..., 1 : 1 + folded.shape[-1]].add(folded)
         if n % 2 == 0:
-            low = low.at[..., -1].multiply(np.sqrt(2))
+            low = low.at[..., -1].multiply(math.sqrt(2))
         waves = _joined(low, jnp.zeros_like(high))
     mean = jnp.mean(s, axis=-1, keepdims=True)
     return mean + _synthesise(waves, "fourier" if kind == "fourier" else "cosine")

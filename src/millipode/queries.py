@@ -13,7 +13,6 @@ from jax import lax
 from jaxtyping import Array, Int, PyTree
 
 from millipode.compiling import FOR_MEMORY, QUICKLY, Way, compiled
-from millipode.covariance.qr import FEW
 from millipode.fields import Field, Scale, size
 from millipode.posterior import (
     Chain,
@@ -29,6 +28,7 @@ from millipode.posterior import (
     std_of,
 )
 from millipode.priors import Prior
+from millipode.qr import FEW
 from millipode.smoothing import Gaussian, pick
 from millipode.spatial.protocol import Space
 

@@ -157,7 +157,7 @@ def prepare(
     checks.memory_for_dense(y0, solver)
     plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps)
     field = VectorField(f, args, _sign(t0, t1, kind))
-    prior = solver.prior.fitted(linearisation.rates, field.sign)
+    prior = solver.prior.fitted(linearisation.rates, field.sign, y0)
     model = Filter(field, prior, linearisation, solver.diffusion, rtol, atol, solver.space(y0))
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
     return setup, y0, budget

@@ -99,11 +99,18 @@ class EK0(Solver):
         self.diffusion = _diffusion(diffusion)
         self.spatial = _spatial(spatial, self.diffusion)
         per_unknown = self.diffusion.vector and isinstance(self.diffusion, DynamicDiffusion)
+        why = "EK0 with a dynamic vector-valued diffusion" if per_unknown else "EK0 with one rate per unknown"
+        per_unknown = per_unknown or not self.prior.is_shared
         if per_unknown and structure == "kronecker":
             raise ValueError(
-                "EK0 with a dynamic vector-valued diffusion is not Kronecker: every unknown has its "
-                "own history of scales. Use structure='blockdiagonal', a scalar diffusion, or "
-                "mp.ConstantDiffusion(vector=True)."
+                f"{why} is not Kronecker: every unknown has its own history of covariances. Use "
+                "structure='blockdiagonal', a scalar diffusion (or mp.ConstantDiffusion(vector=True)), and a "
+                "single rate."
+            )
+        if spatial is not None and not self.prior.is_shared:
+            raise ValueError(
+                "A model of space needs the same prior in time for all unknowns, Γ̆ ⊗ C̆: use a single rate, "
+                "or drop spatial."
             )
         self.structure = _structure(structure, "blockdiagonal" if per_unknown else "kronecker")
         self.initialise = _initialise(initialise)
@@ -245,8 +252,8 @@ class SpectralEK1(Solver):
                 )
             if not self.prior.is_shared:
                 raise ValueError(
-                    "mp.IOUP models every component on its own, and cannot be combined with a reaction "
-                    "between them: drop the reaction, or leave prior out."
+                    "mp.IOUP with a rate per mode models every component on its own, and cannot be combined "
+                    "with a reaction between them: drop the reaction, or leave prior out."
                 )
             self.structure = "coupled"
         self.initialise = _initialise(initialise)
@@ -266,7 +273,7 @@ class SpectralEK1(Solver):
             return None
         modes = self.linear.fitted(y).eigenvalues
         assert isinstance(self.linear.basis, Waves)
-        return Space.in_modes(self.spatial, y, self.linear.basis, modes)
+        return Space.in_modes(self.spatial, y, self.linear.basis, modes, self.linear.reaction is not None)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The spectrum."""
@@ -329,16 +336,21 @@ def _prior(order: int | None, prior: Prior | None, default: int, linear: bool = 
         return IWP(default if order is None else order)
     if not isinstance(prior, Prior):
         raise TypeError(f"prior must be a prior such as mp.IWP(4), got {type(prior).__name__}.")
-    if not prior.is_shared and not linear:
+    per_unknown = not prior.is_shared
+    is_given = isinstance(prior, IOUP) and prior.rate is not None
+    if per_unknown and not is_given and not linear:
         raise ValueError(
-            f"{type(prior).__name__} takes its rates from the linear part of an equation, which only "
-            "mp.SpectralEK1(linear=...) knows; leave prior out, or use that."
+            f"{type(prior).__name__} without a rate takes it from the linear part of an equation, which only "
+            "mp.SpectralEK1(linear=...) knows: pass rate=..., or use that."
         )
-    if not prior.order:
-        return IOUP(default if order is None else order)
-    if order is not None and order != prior.order:
+    if per_unknown and is_given and linear:
+        raise ValueError(
+            "SpectralEK1 works on modes, whose rates are those of linear: use mp.IOUP() without a rate, or "
+            "with a single one."
+        )
+    if prior.order and order not in (None, prior.order):
         raise ValueError(f"order={order} contradicts the prior, which has order {prior.order}.")
-    return prior
+    return prior.with_order(default if order is None else order)
 
 
 def _diffusion(diffusion: Diffusion | None) -> Diffusion:

@@ -11,10 +11,11 @@ The noise-free correction leaves a block of rank n−1, so structured factors dr
 """
 
 from millipode.covariance.blockdiagonal import BlockDiagonal
-from millipode.covariance.coupled import Coupled, CoupledJacobian
-from millipode.covariance.dense import Dense, FullJacobian
+from millipode.covariance.coupled import Coupled
+from millipode.covariance.dense import Dense
 from millipode.covariance.kronecker import Kronecker
 from millipode.covariance.protocol import Covariance, Innovation, Kernel
+from millipode.jacobians import CoupledJacobian, FullJacobian
 
 STRUCTURES: dict[str, type[Covariance]] = {
     "kronecker": Kronecker,

@@ -18,7 +18,7 @@ from millipode.covariance.protocol import (
     normal,
     shared_per_leaf,
 )
-from millipode.fields import Field, Scale, per_leaf
+from millipode.fields import Field, Scale, is_shared, per_leaf
 from millipode.priors import BlockTransition, Row, Transition
 
 # Blocks are corrected in tiles of about this many unknowns: the whole stack of a tile stays in the
@@ -44,9 +44,9 @@ class BlockDiagonal(Covariance):
         return cls(jax.tree.map(spread, y, per_leaf(scale, y), blocks))
 
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
-        """Σ₁₁ − 2 J Σ₀₁ + J² Σ₀₀ per unknown; one number where the Jacobian is zero."""
-        if jacobian is None and isinstance(transition, BlockTransition):
-            return DiagonalInnovation(blocks.process_scale(transition, None))
+        """Σ₁₁ − 2 J Σ₀₁ + J² Σ₀₀ per unknown; one number where all of them share the Jacobian."""
+        if isinstance(transition, BlockTransition) and (jacobian is None or is_shared(jacobian, z)):
+            return DiagonalInnovation(blocks.process_scale(transition, jacobian))
         return DiagonalInnovation(_elementwise(blocks.process_scale, transition, jacobian, z))
 
     def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:

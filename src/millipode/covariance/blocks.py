@@ -10,9 +10,9 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance.qr import Block, each, few, known, merge, reduced, root_of, substitute
 from millipode.fields import safe_divide, safe_sqrt
 from millipode.priors import BlockTransition, Row
+from millipode.qr import Block, each, few, known, merge, reduced, root_of, substitute
 
 
 def extrapolate(root: Block, transition: BlockTransition, scale: Array) -> Block:

@@ -8,29 +8,16 @@ single blocks of size n c; their columns are ordered by derivative, then by comp
 import functools
 from typing import NamedTuple, Self
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from millipode.covariance import blocks
 from millipode.covariance.blockdiagonal import in_tiles
 from millipode.covariance.protocol import Corrected, Covariance, Innovation, Kernel, normal
-from millipode.covariance.qr import Block, root_of
 from millipode.fields import Field, Scale, safe_divide, safe_sqrt
+from millipode.jacobians import CoupledJacobian
 from millipode.priors import BlockTransition, Row, Transition
-
-
-class CoupledJacobian(eqx.Module):
-    """F_y in modes: diag(λ), plus one small matrix that couples the components of every mode."""
-
-    eigenvalues: Float[Array, " c *modes"]
-    reaction: Float[Array, "c c"]
-
-    def matrix(self) -> Float[Array, "c c *modes"]:
-        """Per mode."""
-        c, batch = self.reaction.shape[0], (1,) * (self.eigenvalues.ndim - 1)
-        one = jnp.eye(c, dtype=self.eigenvalues.dtype).reshape(c, c, *batch)
-        return one * self.eigenvalues + self.reaction.reshape(c, c, *batch)
+from millipode.qr import Block, root_of
 
 
 def lifted(transition: Transition, c: int) -> BlockTransition:

@@ -2,7 +2,6 @@
 
 from typing import Self
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -18,15 +17,10 @@ from millipode.covariance.protocol import (
     Innovation,
     Kernel,
 )
-from millipode.covariance.qr import divide, reduced, root_of, triangularise
 from millipode.fields import Field, Scale, dtype, expand, size
+from millipode.jacobians import FullJacobian
 from millipode.priors import BlockTransition, Row, Transition
-
-
-class FullJacobian(eqx.Module):
-    """F_y as a matrix over the flattened state."""
-
-    matrix: Float[Array, "d d"]
+from millipode.qr import divide, reduced, root_of, triangularise
 
 
 class Dense(Covariance):
@@ -50,7 +44,7 @@ class Dense(Covariance):
             _, unravel = ravel_pytree(z)
             block, matrix = _block(transition, z), jnp.broadcast_to(matrix, size(z))
             return DiagonalInnovation(unravel(blocks.process_scale(block, matrix)))
-        stacked = triangularise(_process_rows(transition, matrix))
+        stacked = triangularise(_process_rows(_block(transition, z), matrix))
         return DenseInnovation(transition.scaling[1] * stacked, jnp.zeros(size(z), bool), z)
 
     def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
@@ -59,7 +53,7 @@ class Dense(Covariance):
         matrix, block = _matrix(jacobian, z), _block(transition, z)
         if matrix.ndim < 2:
             return unravel(blocks.process_gain(block, matrix) * flat)
-        rows = _process_rows(transition, matrix)
+        rows = _process_rows(block, matrix)
         root = triangularise(rows)
         weights = solve_triangular(root, solve_triangular(root, flat, trans="T"))
         return unravel(transition.step_ratio * block.scaled_root[0, 0] * (rows[: flat.size] @ weights))
@@ -222,11 +216,11 @@ def _diagonals(blocks: Float[Array, "k n d"]) -> Float[Array, "kd nd"]:
     return jnp.einsum("knd,de->kdne", blocks, jnp.eye(d, dtype=blocks.dtype)).reshape(k * d, n * d)
 
 
-def _process_rows(transition: Transition, jacobian: Float[Array, "d d"]) -> Float[Array, "2d d"]:
+def _process_rows(block: BlockTransition, jacobian: Float[Array, "d d"]) -> Float[Array, "2d d"]:
     """R_Σ Hᵀ in scaled coordinates; all other rows are zero."""
-    root, identity = transition.at(None).scaled_root, jnp.eye(jacobian.shape[0], dtype=jacobian.dtype)
-    first = root[0, 1] * identity - transition.step_ratio * root[0, 0] * jacobian.T
-    return jnp.concatenate([first, root[1, 1] * identity])
+    root = _spread(block.scaled_root, jacobian.shape[0])
+    first = jnp.diag(root[0, 1]) - block.step_ratio * root[0, 0, :, None] * jacobian.T
+    return jnp.concatenate([first, jnp.diag(root[1, 1])])
 
 
 def _matrix(jacobian: PyTree, z: Field) -> Array:

@@ -13,7 +13,7 @@ from millipode.priors import Row, Transition
 
 
 class Kronecker(Covariance):
-    """C = I_d ⊗ RᵀR. The gain is K = I_d ⊗ k, n numbers in all."""
+    """C = I_d ⊗ RᵀR. The gain is K = I_d ⊗ k, n numbers in all; Jacobians are None or one number."""
 
     root: Float[Array, "k n"]
 
@@ -23,17 +23,17 @@ class Kronecker(Covariance):
         return cls(scale * root)
 
     def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
-        """Σ₁₁, shared."""
-        return DiagonalInnovation(blocks.process_scale(transition.at(None), None))
+        """Shared."""
+        return DiagonalInnovation(blocks.process_scale(transition.at(None), jacobian))
 
     def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
         """One number times z."""
-        gain = blocks.process_gain(transition.at(None), None)
+        gain = blocks.process_gain(transition.at(None), jacobian)
         return jax.tree.map(lambda leaf: gain * leaf, z)
 
     def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
-        innovation, gain, root = blocks.correct(self.root, transition.at(None), scale, None)
+        innovation, gain, root = blocks.correct(self.root, transition.at(None), scale, jacobian)
         return Corrected(gain, DiagonalInnovation(innovation), Kronecker(root))
 
     def rejected(self, z: Field) -> Corrected:

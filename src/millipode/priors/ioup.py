@@ -12,7 +12,6 @@ polynomials, and integration, which is what leads from φ_k to φ_{k+1}, is trid
 
 import math
 from functools import cache, reduce
-from itertools import pairwise
 from math import factorial
 from typing import Any
 
@@ -23,26 +22,39 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from millipode.fields import Field, combine, dtype, safe_divide, safe_sqrt
-from millipode.priors.iwp import check_order, powers, scaling, taylor, unit_row
-from millipode.priors.transition import BlockTransition, Prior, Row, Transition
+from millipode.fields import Field, Scale, dtype, safe_divide, safe_sqrt, same_structure
+from millipode.priors.iwp import check_order, powers, scaling, taylor
+from millipode.priors.reverting import Integers, Reverting
+from millipode.priors.transition import BlockTransition, Row, Transition
 
 
-class IOUP(Prior):
-    """The ν-times integrated Ornstein–Uhlenbeck process, y^(ν+1) = λ y^(ν) + noise, with λ from ``linear``.
+class IOUP(Reverting):
+    """The ν-times integrated Ornstein–Uhlenbeck process, y^(ν+1) = λ y^(ν) + noise.
 
-    For ``mp.SpectralEK1(order, linear=..., prior=mp.IOUP())``. An equation that is nothing but its linear
-    part is solved exactly (but for the start, where that is not by Taylor series); what else there is of f is
-    extrapolated by itself, as in exponential integrators. Derivatives of stiff modes cancel: y' is good to
-    rounding, y^(q) to about |λ|^(q−1) times that.
+    With ``mp.SpectralEK1(linear=..., prior=mp.IOUP())`` every mode has the rate λ that ``linear`` says.
+    An equation that is nothing but its linear part is solved exactly (but for the start, where that is not
+    by Taylor series); what else there is of f is extrapolated by itself, as in exponential integrators.
+
+    With any other solver the rate is given: one for all unknowns, or one each. A rate does not make EK0
+    any less explicit: where hλ is large, it needs small steps all the same.
+
+    Derivatives of stiff unknowns cancel: y' is good to rounding, y^(q) to about |λ|^(q−1) times that.
 
     Args:
         order: ν, the number of derivatives of y that the model has, 1 … 11; 0 for that of the solver.
+        rate: λ, negative for what decays, in the units of 1/time; a number, or like y. None for that of
+            ``linear``.
+
+    >>> import millipode as mp
+    >>> mp.EK0(order=3, prior=IOUP(rate=-2.0)).structure
+    'kronecker'
+    >>> mp.EK0(order=3, prior=IOUP(rate=jnp.array([-2.0, -0.5]))).structure
+    'blockdiagonal'
     """
 
     order: int = eqx.field(static=True, default=0)
-    _rates: Any = None  # λ in user time, a field, once the problem is known
-    _sign: Any = None
+    rate: PyTree = eqx.field(default=None, converter=lambda rate: jax.tree.map(_as_rate, rate))
+    _sign: Any = 1.0
 
     def __check_init__(self) -> None:
         if self.order != 0:
@@ -50,23 +62,52 @@ class IOUP(Prior):
 
     @property
     def is_shared(self) -> bool:
-        """No."""
-        return False
+        """Whether there is one rate."""
+        return isinstance(self.rate, np.ndarray | jax.Array) and self.rate.ndim == 0
 
-    def fitted(self, rates: Field | None, sign: Array) -> "IOUP":
+    def fitted(self, rates: Field | None, sign: Array, y: Field) -> "IOUP":
         """With the rates of a problem."""
-        assert rates is not None  # solvers see to that
-        return IOUP(self.order, rates, sign)
+        rate = rates if self.rate is None else self.rate
+        assert rate is not None  # solvers see to that
+        if self.is_shared:
+            return IOUP(self.order, jnp.asarray(rate, dtype(y)), sign)
+        if self.rate is None:
+            return IOUP(self.order, rate, sign)
+        try:
+            if not same_structure(rate, y):
+                raise ValueError(f"its structure is {jax.tree.structure(rate)}")
+            spread = jax.tree.map(lambda r, x: jnp.broadcast_to(jnp.asarray(r, x.dtype), x.shape), rate, y)
+        except ValueError as error:
+            raise ValueError(f"IOUP: rate must be a number or shaped like y: {error}.") from error
+        return IOUP(self.order, spread, sign)
 
-    def transition(self, h: Array) -> "ExponentialTransition":
+    @property
+    def drift(self) -> Scale:
+        """λ."""
+        return jax.tree.map(lambda r: self._sign * r, self.rate)
+
+    @property
+    def forwards(self) -> Integers:
+        """w^(m) = y^(m+1) − λ y^(m)."""
+        n = self.order + 1
+        return [[1 if j == q else -1 if j == q - 1 else 0 for j in range(n)] for q in range(n)]
+
+    @property
+    def backwards(self) -> Integers:
+        """y^(q) = λ^q y + Σ_m λ^(q−1−m) w^(m)."""
+        n = self.order + 1
+        return [[int(j <= q) for j in range(n)] for q in range(n)]
+
+    def transition(self, h: Array) -> Transition:
         """As above."""
         n = self.order + 1
         phi = (self._first_row(h), *_other_rows(h, n))
-        return ExponentialTransition(phi, scaling(h, n), h, self._sign, self._rates)
+        transition = ExponentialTransition(phi, scaling(h, n), h, self._sign, self.rate)
+        return transition.at(self.rate) if self.is_shared else transition
 
     def _first_row(self, h: Array) -> Row:
-        leaves, tree = jax.tree.flatten(self._rates)
-        columns = zip(*(_first_row(h, self._sign * h * rate, self.order + 1) for rate in leaves), strict=True)
+        leaves, tree = jax.tree.flatten(self.drift)
+        columns = zip(*(_first_row(h, h * rate, self.order + 1) for rate in leaves), strict=True)
         return tuple(jax.tree.unflatten(tree, column) for column in columns)
 
     def marginal(self, h: Array) -> tuple[Row, Field]:
@@ -74,50 +115,19 @@ class IOUP(Prior):
         n = self.order + 1
 
         def noise(rate: Array) -> Array:
-            return powers(h, 2 * n)[2 * n - 1] * jnp.sum(projected(self._sign * h * rate, n - 1) ** 2, axis=0)
+            return powers(h, 2 * n)[2 * n - 1] * jnp.sum(projected(h * rate, n - 1) ** 2, axis=0)
 
-        return self._first_row(h), jax.tree.map(noise, self._rates)
+        return self._first_row(h), jax.tree.map(noise, self.drift)
 
-    def state(self, derivatives: tuple[Field, ...]) -> tuple[Field, ...]:
-        """w^(m) = y^(m+1) − λ y^(m)."""
-        pairs = pairwise(derivatives)
-        return derivatives[0], *(jax.tree.map(self._without_drift, self._rates, *pair) for pair in pairs)
 
-    def root(self, root: Float[Array, "k n"]) -> PyTree:
-        """Likewise, column by column."""
-
-        def one(rate: Array) -> Array:
-            columns = [c.reshape(-1, *(1,) * rate.ndim) for c in root.T]
-            moved = [jnp.broadcast_to(columns[0], (root.shape[0], *rate.shape))]
-            moved += [self._without_drift(rate, *pair) for pair in pairwise(columns)]
-            return jnp.stack(moved, axis=1)
-
-        return jax.tree.map(one, self._rates)
-
-    def row(self, q: Array | int, y: Field) -> Row:
-        """y^(q) = λ^q y + Σ_m λ^(q−1−m) w^(m)."""
-        n = self.order + 1
-        if isinstance(q, int) and q == 0:
-            return unit_row(0, n, dtype(y))
-
-        def coefficient(j: int) -> Field:
-            power = jnp.maximum(jnp.asarray(q) - j, 0)
-            return jax.tree.map(lambda r: jnp.where(q >= j, (self._sign * r) ** power, 0), self._rates)
-
-        return tuple(coefficient(j) for j in range(n))
-
-    def derivative(self, state: tuple[Field, ...], q: Array) -> Field:
-        """The same."""
-        return combine(self.row(q, state[0]), state)
-
-    def residual(self, y: Field, slope: Field, value: Field, jacobian: Any) -> tuple[Field, Any]:
-        """Field 1 is y' − λy, so that of f only what differs from λy is left."""
-        rest = jax.tree.map(self._without_drift, self._rates, y, value)
-        change = jax.tree.map(lambda r, j: j - self._sign * r, self._rates, jacobian)
-        return jax.tree.map(jnp.subtract, slope, rest), change
-
-    def _without_drift(self, rate: Array, x: Array, slope: Array) -> Array:
-        return slope - self._sign * rate * x
+def _as_rate(rate: Any) -> Any:
+    """As an array, which is traced and not hashed."""
+    if isinstance(rate, jax.core.Tracer):
+        return rate
+    value = rate if isinstance(rate, jax.Array) else np.asarray(rate, float)
+    if not np.isfinite(value).all():
+        raise ValueError(f"IOUP: rate must be finite, got {rate}.")
+    return value
 
 
 class ExponentialTransition(Transition):

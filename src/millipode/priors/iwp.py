@@ -44,7 +44,7 @@ class IWP(Prior):
         """Yes."""
         return True
 
-    def fitted(self, rates: Field | None, sign: Array) -> Self:
+    def fitted(self, rates: Field | None, sign: Array, y: Field) -> Self:
         """Itself."""
         return self
 

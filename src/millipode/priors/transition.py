@@ -1,6 +1,7 @@
 """What every prior offers: the coordinates of its state, and their transition over a step."""
 
 import abc
+import dataclasses
 from typing import Any, Self
 
 import equinox as eqx
@@ -95,9 +96,13 @@ class Prior(eqx.Module):
     def is_shared(self) -> bool:
         """Whether the transition is the same for all unknowns."""
 
+    def with_order(self, order: int) -> Self:
+        """The same process with ν derivatives, if it has none of its own."""
+        return self if self.order else dataclasses.replace(self, order=order)
+
     @abc.abstractmethod
-    def fitted(self, rates: Field | None, sign: Array) -> Self:
-        """The prior of one problem, whose linearisation has such ``rates`` in user time, or none."""
+    def fitted(self, rates: Field | None, sign: Array, y: Field) -> Self:
+        """The prior of a problem with a state like y, whose linearisation has such ``rates`` in user time."""
 
     @abc.abstractmethod
     def transition(self, h: Array) -> Transition:

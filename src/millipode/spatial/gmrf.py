@@ -1,7 +1,8 @@
 """Gauss–Markov random fields: Γ̆ is dense, its inverse Q is sparse (Lindgren, Rue, Lindström 2011)."""
 
+import importlib
 import math
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -77,17 +78,18 @@ class GridField(Stationary):
 class SparseField(Spatial):
     """Γ̆ = Q⁻¹ for a sparse symmetric positive definite matrix Q, on any set of points.
 
-    zᵀ Q z is one sparse product. All else needs solves with Q: by a sparse Cholesky factorisation (SciPy's
-    SuperLU, on the host), or matrix-free, by Krylov methods (``matfree``): exact to rounding where Q is well
-    conditioned, and no factor to be stored. Both need ``pip install 'millipode[sparse]'``.
+    zᵀ Q z is one sparse product. Samples and log det Q come from a sparse Cholesky factorisation (SciPy's
+    SuperLU, on the host), or, where its fill-in would be too much, from Lanczos' method (``matfree``): then
+    log det Q is estimated, too. Both need ``pip install 'millipode[sparse]'``. Variances of more than 4096
+    points are estimated from samples, each averaged over what its neighbours say of it (Sidén, Lindgren,
+    Bolin, Villani 2018): to a few per cent, mostly.
 
     Args:
-        precision: Q, any of SciPy's sparse matrices, or an array.
+        precision: Q, any of SciPy's sparse matrices, or an array. It is not differentiable.
         method: ``"cholesky"`` or ``"matrix-free"``.
-        probes: the number of random vectors with which the diagonal of Q⁻¹ (beyond 4096 points, or
-            matrix-free) and the determinant (matrix-free) are estimated; errors go with 1/√probes.
-        iterations: of the Krylov methods.
-        key: of these random vectors.
+        probes: the number of random vectors of all estimates; their errors go with 1/√probes.
+        iterations: of Lanczos' method; some multiple of the root of Q's condition number.
+        key: of the random vectors.
     """
 
     precision: sparse.BCOO
@@ -100,50 +102,39 @@ class SparseField(Spatial):
     def __init__(
         self,
         precision: Any,
-        method: str = "cholesky",
-        probes: int = 256,
+        method: Literal["cholesky", "matrix-free"] = "cholesky",
+        probes: int = 128,
         iterations: int = 64,
         key: Array | None = None,
     ):
-        scipy_sparse = _needed("scipy.sparse")
-        matrix = scipy_sparse.csc_array(precision, dtype=float)
+        matrix = _checked(precision)
         n = matrix.shape[0]
-        if matrix.ndim != 2 or matrix.shape != (n, n) or n == 0:
-            raise ValueError(f"GMRF: the precision must be a square matrix, its shape is {matrix.shape}.")
-        if not np.isfinite(matrix.data).all():
-            raise ValueError("GMRF: the precision has infinite or NaN entries.")
-        gap = abs(matrix - matrix.T)
-        if gap.nnz and gap.max() > 1e-6 * abs(matrix).max():
-            raise ValueError(
-                f"GMRF: the precision is not symmetric, Q − Qᵀ has entries up to {gap.max():.3g}. Pass "
-                "(Q + Q.T) / 2 if that is what you mean."
-            )
         if method not in ("cholesky", "matrix-free"):
             raise ValueError(f"GMRF: method must be 'cholesky' or 'matrix-free', got {method!r}.")
-        if not (isinstance(probes, int) and probes > 0 and isinstance(iterations, int) and iterations > 0):
+        if not all(isinstance(k, int) and k > 0 for k in (probes, iterations)):
             raise ValueError("GMRF: probes and iterations must be positive integers.")
+        key = jax.random.key(0) if key is None else key
         self.precision = sparse.BCOO.from_scipy_sparse(matrix).sum_duplicates()
         self.shape, self.iterations = (n,), min(iterations, n)
-        key = jax.random.key(0) if key is None else key
         if method == "cholesky":
             self.factor = Factor(matrix)
             self.log_determinant = jnp.asarray(-self.factor.logdet)
-            self.variances = jnp.asarray(self.factor.variances(probes, key))
         else:
             self.factor = None
-            self.log_determinant, self.variances = _estimates(self.precision, self.iterations, probes, key)
-            if not (jnp.isfinite(self.log_determinant) & (self.variances > 0).all()):
-                raise ValueError(_INDEFINITE)
+            self.log_determinant = -self._estimated_logdet(key, probes)
+            self._check_iterations(key)
+        if method == "cholesky" and n <= EXACT:
+            self.variances = jnp.asarray(self.factor.variances())
+        else:
+            self.variances = self._estimated_variances(matrix.diagonal(), key, probes)
 
     def quadratic(self, z: Array) -> Array:
         """One sparse product."""
         return jnp.sum(z * (self.precision @ z))
 
     def correlate(self, white: Array) -> Array:
-        """Q⁻¹ times a root of Q, or Q^(−½) x by Lanczos' method."""
-        if self.factor is None:
-            return _inverse_root(self.precision, white, self.iterations)
-        return self.factor.correlate(white)
+        """Q⁻¹ times a root of Q, or Q^(−½) x."""
+        return self._inverse_root(white) if self.factor is None else self.factor.correlate(white)
 
     def diagonal(self) -> Array:
         """As it was found."""
@@ -153,11 +144,67 @@ class SparseField(Spatial):
         """As it was found."""
         return self.log_determinant
 
+    def to_dense(self) -> Float[Array, "d d"]:
+        """The inverse of Q."""
+        return jnp.linalg.inv(self.precision.todense())
+
+    def _inverse_root(self, white: Array) -> Array:
+        funm, decomp = _needed("matfree.funm"), _needed("matfree.decomp")
+        root = funm.dense_funm_sym_eigh(lambda x: 1 / jnp.sqrt(x))
+        return funm.funm_lanczos_sym(root, decomp.tridiag_sym(self.iterations))(self._product, white)
+
+    def _product(self, x: Array) -> Array:
+        return self.precision @ x
+
+    def _estimated_logdet(self, key: Array, probes: int) -> Array:
+        funm, decomp, stochtrace = (_needed(f"matfree.{name}") for name in ("funm", "decomp", "stochtrace"))
+        sampler = stochtrace.sampler_signs(jnp.zeros(self.shape), num=probes)
+        integrand = funm.monte_carlo_funm_sym_logdet(decomp.tridiag_sym(self.iterations))
+        return stochtrace.estimator_monte_carlo(integrand, sampler)(self._product, key)
+
+    def _check_iterations(self, key: Array) -> None:
+        """Q^(−½) twice, and Q once, leave everything as it was."""
+        white = jax.random.normal(key, self.shape)
+        back = self._product(self._inverse_root(self._inverse_root(white)))
+        gap = float(jnp.linalg.norm(back - white) / jnp.linalg.norm(white))
+        if not (gap < 0.01 and jnp.isfinite(self.log_determinant)):
+            raise ValueError(
+                f"GMRF: {self.iterations} iterations of Lanczos' method do not suit this precision matrix: "
+                "its condition number asks for more, or its few distinct eigenvalues for less, or it is not "
+                "positive definite. Change iterations, or use method='cholesky'."
+            )
+
+    def _estimated_variances(self, diagonal: np.ndarray, key: Array, probes: int) -> Array:
+        """Var(x_i) = 1/Q_ii + Var(E[x_i | all others]), the latter from samples."""
+
+        def one(key: Array) -> Array:
+            x = self.correlate(jax.random.normal(key, self.shape))
+            return (x - self._product(x) / diagonal) ** 2
+
+        squares = jax.lax.map(one, jax.random.split(key, probes), batch_size=min(probes, 16))
+        return jnp.asarray(1 / diagonal) + jnp.mean(squares, axis=0)
+
 
 _INDEFINITE = (
-    "GMRF: the precision is not positive definite. Intrinsic fields are not, as their constants have no "
-    "variance: add a small multiple of the identity."
+    "GMRF: the precision is not positive definite. That of an intrinsic field is not, as constants have no "
+    "variance there: add a small multiple of the identity."
 )
+
+
+def _checked(precision: Any) -> Any:
+    """As a sparse matrix of SciPy's; symmetric."""
+    matrix = _needed("scipy.sparse").csc_matrix(precision, dtype=float)
+    if matrix.shape[0] != matrix.shape[1] or not matrix.shape[0]:
+        raise ValueError(f"GMRF: the precision must be a square matrix, its shape is {matrix.shape}.")
+    if not np.isfinite(matrix.data).all():
+        raise ValueError("GMRF: the precision has infinite or NaN entries.")
+    gap = abs(matrix - matrix.T).max()
+    if gap > 1e-6 * abs(matrix).max():
+        raise ValueError(
+            f"GMRF: the precision is not symmetric, Q − Qᵀ has entries up to {gap:.3g}. Pass (Q + Q.T) / 2 "
+            "if that is what you mean."
+        )
+    return matrix
 
 
 class Factor:
@@ -165,15 +212,16 @@ class Factor:
 
     def __init__(self, matrix: Any):
         linalg = _needed("scipy.sparse.linalg")
-        options = {"SymmetricMode": True}
         try:
-            self.lu = linalg.splu(matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
-        except RuntimeError as error:
+            self.lu = linalg.splu(
+                matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+            )
+        except RuntimeError as error:  # exactly singular
             raise ValueError(_INDEFINITE) from error
         pivots = self.lu.U.diagonal()
         if not np.array_equal(self.lu.perm_r, self.lu.perm_c) or not (pivots > 0).all():
             raise ValueError(_INDEFINITE)
-        self.root = (self.lu.L * np.sqrt(pivots)).tocsr()  # L √D, of the permuted matrix
+        self.root = (self.lu.L @ _needed("scipy.sparse").diags(np.sqrt(pivots))).tocsr()
         self.logdet = float(np.log(pivots).sum())
 
     def correlate(self, white: Array) -> Array:
@@ -187,22 +235,16 @@ class Factor:
         rough = (self.root @ flat.T)[self.lu.perm_r]
         return self.lu.solve(rough).T.reshape(white.shape).astype(white.dtype)
 
-    def variances(self, probes: int, key: Array) -> np.ndarray:
-        """The diagonal of Q⁻¹: column by column, or from samples if these are too many."""
+    def variances(self) -> np.ndarray:
+        """The diagonal of Q⁻¹, column by column."""
         n = self.root.shape[0]
-        if n > EXACT:
-            # TODO
-            white = np.random.default_rng(np.asarray(jax.random.key_data(key))).standard_normal((probes, n))
-            return np.mean(self._correlate(white) ** 2, axis=0)
-        batches = [np.arange(i, min(i + 512, n)) for i in range(0, n, 512)]
+        batches = [np.arange(i, min(i + 256, n)) for i in range(0, n, 256)]
         return np.concatenate(
-            [self.lu.solve(np.eye(n)[:, batch])[batch, np.arange(batch.size)] for batch in batches]
+            [self.lu.solve(np.eye(n, batch.size, -batch[0]))[batch, batch - batch[0]] for batch in batches]
         )
 
 
 def _needed(name: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -210,11 +252,3 @@ def _needed(name: str) -> Any:
             f"A random field with a general precision matrix needs {name.split('.')[0]}: pip install "
             "'millipode[sparse]'. On a grid, mp.GMRF(grid, kappa=...) does not."
         ) from error
-
-
-def _inverse_root(matrix: sparse.BCOO, x: Array, iterations: int) -> Array:
-    raise NotImplementedError
-
-
-def _estimates(matrix: sparse.BCOO, iterations: int, probes: int, key: Array) -> tuple[Array, Array]:
-    raise NotImplementedError

@@ -147,11 +147,13 @@ def _spectrum(
 def _mixture(smoothness: float) -> tuple[np.ndarray, np.ndarray]:
     """Widths of Gaussians as multiples of ℓ, and their weights, by the trapezoidal rule in log t.
 
-    The integrand is analytic where |Im log t| < π/2, so that steps of 0.2 are good to rounding.
+    The integrand is analytic where |Im log t| < π/2, so that steps of 0.2 are good to rounding, unless it is
+    as narrow as for large ν.
     """
     if smoothness == math.inf:
         return np.ones(1), np.ones(1)
-    u = np.arange(-50 / min(smoothness, 1.0) - 1, math.log(smoothness + 60) + 3, 0.2)
+    reach, step = 10 / math.sqrt(smoothness), min(0.2, 0.5 / math.sqrt(smoothness))
+    u = math.log(smoothness) + np.arange(-45 / smoothness - reach, math.log1p(60 / smoothness) + reach, step)
     log = smoothness * (u - math.log(smoothness)) - (np.exp(u) - smoothness)
     u, log = u[log > -42], log[log > -42]
     weights = np.exp(log)

@@ -126,11 +126,13 @@ class Space(eqx.Module):
         models: for every leaf of y one for all of its components, or one for each.
         std: the roots of the diagonal, like y or what can be broadcast to that.
         log_determinant: log det Γ̆.
+        shapes: of the models' points, leaf by leaf.
     """
 
     models: tuple[tuple[Spatial, ...], ...]
     std: Field
     log_determinant: Array
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
     @classmethod
     def of(cls, spatial: Any, y: Field) -> Self:
@@ -138,17 +140,16 @@ class Space(eqx.Module):
         return cls._made(_grouped(spatial, y), y)
 
     @classmethod
-    def in_modes(cls, spatial: Any, y: Field, waves: Waves, modes: Field) -> Self:
+    def in_modes(cls, spatial: Any, y: Field, waves: Waves, modes: Field, coupled: bool) -> Self:
         """The same for the modes of such a state, if the waves diagonalise all models.
 
-        Where a reaction couples components, ``modes`` is one array for all of them.
+        Where components are ``coupled``, their modes are one array.
         """
         groups = _grouped(spatial, y)
         for group, leaf in zip(groups, jax.tree.leaves(y), strict=True):
             _components(group[0], leaf.shape)
-        if not same_structure(modes, y):
-            groups = [group[:1] for group in groups if group[0] is not groups[0][0] or len(group) > 1]
-            if groups:
+        if coupled:
+            if not all(len(group) == 1 and group[0] is groups[0][0] for group in groups):
                 raise ValueError(
                     "A reaction between components makes them share one model of space: pass a single one, "
                     "or drop the reaction."
@@ -171,21 +172,25 @@ class Space(eqx.Module):
                 )
             found = [_summary(model) for model in group]
             logs.append(sum(log for _, log in found) * (components[0] if len(group) == 1 else 1))
-            stds.append(_spread([std for std, _ in found], group[0].shape, leaf.shape))
-        return cls(tuple(models), jax.tree.unflatten(tree, stds), jnp.asarray(sum(logs), kind))
+            stds.append(_spread([std for std, _ in found], group[0].shape, leaf.shape).astype(kind))
+        shapes = tuple(group[0].shape for group in models)
+        return cls(tuple(models), jax.tree.unflatten(tree, stds), jnp.asarray(sum(logs), kind), shapes)
 
     def quadratic(self, z: Field) -> Array:
         """zᵀ Γ̆⁻¹ z."""
-        terms = [
-            _each(group, "quadratic", x) for group, x in zip(self.models, jax.tree.leaves(z), strict=True)
-        ]
-        return total(terms)
+        return total(self._each("quadratic", z))
 
     def correlate(self, white: Field) -> Field:
         """L x with L Lᵀ = Γ̆."""
         leaves, tree = jax.tree.flatten(white)
-        pairs = zip(self.models, leaves, strict=True)
-        return jax.tree.unflatten(tree, [_each(group, "correlate", x).reshape(x.shape) for group, x in pairs])
+        found = self._each("correlate", white)
+        shaped = [x.reshape(leaf.shape) for x, leaf in zip(found, leaves, strict=True)]
+        return jax.tree.unflatten(tree, shaped)
+
+    def _each(self, method: str, x: Field) -> list[Array]:
+        """Leaf by leaf."""
+        leaves = zip(self.models, self.shapes, jax.tree.leaves(x), strict=True)
+        return [_each(models, method, leaf.reshape(-1, *shape)) for models, shape, leaf in leaves]
 
     def rms(self, x: Field) -> Array:
         """√(xᵀ Γ̆⁻¹ x / d)."""
@@ -291,12 +296,11 @@ def _spread(stds: list[Array], points: tuple[int, ...], shape: tuple[int, ...]) 
 
 def _each(models: tuple[Spatial, ...], method: str, x: Array) -> Array:
     """One result per component, by one model for all of them or by one for each."""
-    wide = x.reshape(-1, *models[0].shape)
     if len(models) > 1:
-        return jnp.stack([getattr(model, method)(part) for model, part in zip(models, wide, strict=True)])
-    if wide.shape[0] == 1:
-        return getattr(models[0], method)(wide[0])[None]
-    return jax.vmap(getattr(models[0], method))(wide)
+        return jnp.stack([getattr(model, method)(part) for model, part in zip(models, x, strict=True)])
+    if x.shape[0] == 1:
+        return getattr(models[0], method)(x[0])[None]
+    return jax.vmap(getattr(models[0], method))(x)
 
 
 def as_positive(x: Any, name: str) -> Any:
