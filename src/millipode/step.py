@@ -64,7 +64,8 @@ class State(NamedTuple):
 class Attempt(NamedTuple):
     """A step that has been evaluated and can be judged, but is not yet taken.
 
-    The linearised model of the step is all here: Φ, E₀ m⁻, the Jacobian, the residual z and γ.
+    The linearised model of the step is all here: Φ, E₀ m⁻, the Jacobian, the residual z and γ. With a model
+    of space, ``form`` is zᵀ Γ̆⁻¹ z.
     """
 
     t: Array
@@ -75,6 +76,7 @@ class Attempt(NamedTuple):
     local_scale: Scale
     filter_scale: Scale
     error: Array
+    form: Array | None
     memory: PyTree
 
 
@@ -86,11 +88,12 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     memory = model.linearisation.refreshed(model.vector_field, t, predicted, state.memory)
     value, jacobian = model.linearisation(model.vector_field, t, predicted, memory)
     z, jacobian = model.prior.residual(predicted, slope, value, jacobian)
-    process = correlated(model.space, state.covariance.process_innovation(transition, jacobian, z))
+    form = None if model.space is None else model.space.quadratic(z)
+    process = correlated(model.space, state.covariance.process_innovation(transition, jacobian, z), form)
     local = model.diffusion.local_scale(process, z)
     error = _error(model, state, h, transition, predicted, z, jacobian, process, local)
     scale = model.diffusion.filter_scale(local)
-    return Attempt(t, transition, predicted, z, jacobian, local, scale, error, memory)
+    return Attempt(t, transition, predicted, z, jacobian, local, scale, error, form, memory)
 
 
 def _error(
@@ -143,7 +146,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
     correction = state.covariance.apply_gain(corrected.gain, z)
     start = where(accept, a.predicted, state.mean[0])  # what Φ makes of y is there already
     mean = _moved(start, a.transition.gated(accept), state.mean, correction, signal)
-    innovation = correlated(model.space, corrected.innovation)
+    innovation = correlated(model.space, corrected.innovation, a.form)
     log_det, rank = innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, innovation, a.z)
     taken = State(

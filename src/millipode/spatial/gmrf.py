@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from millipode.grids import Grid
 from millipode.spatial.matern import Stationary, check_grid
-from millipode.spatial.protocol import Spatial, as_positive
+from millipode.spatial.protocol import Spatial, as_positive, stored
 
 # Up to this many points, variances are computed one by one.
 EXACT = 4096
@@ -69,7 +69,7 @@ class GridField(Stationary):
         for _ in range(int(self.alpha) // 2):
             z = self._operator(z)
         other = self._operator(z) if int(self.alpha) % 2 else z
-        return jnp.sum(z * other) / self.variance
+        return stored(lambda x, y: jnp.sum(x * y), z, other) / self.variance
 
     def _operator(self, z: Array) -> Array:
         return self.kappa**2 * z - self.grid.laplacian(z)

@@ -24,7 +24,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from millipode.basis import Waves
 from millipode.grids import Grid
-from millipode.spatial.protocol import Spatial, as_positive
+from millipode.spatial.protocol import Spatial, as_positive, stored
 
 
 class Stationary(Spatial):
@@ -40,7 +40,8 @@ class Stationary(Spatial):
 
     def quadratic(self, z: Array) -> Array:
         """In modes."""
-        return jnp.sum(self.grid.basis.to_modes(z) ** 2 * self.precision)
+        modes = self.grid.basis.to_modes(z)
+        return stored(lambda x, p: jnp.sum(x**2 * p), modes, self.precision)
 
     def correlate(self, white: Array) -> Array:
         """White noise is white in modes too."""

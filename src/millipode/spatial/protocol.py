@@ -7,13 +7,14 @@ does not depend on Γ̆, so the filter computes with I ⊗ C̆. Γ̆ enters in f
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from millipode.basis import Waves
@@ -198,20 +199,27 @@ class Space(eqx.Module):
 
 
 class Correlated(Innovation):
-    """S = Γ̆^½ S̃ Γ̆^½, for an S̃ that commutes with Γ̆: s² I, or diagonal in the basis where Γ̆ is."""
+    """S = Γ̆^½ S̃ Γ̆^½, for an S̃ that commutes with Γ̆: s² I, or diagonal in the basis where Γ̆ is.
+
+    Attributes:
+        white: S̃.
+        space: Γ̆.
+        form: zᵀ Γ̆⁻¹ z for the residual z of the step.
+    """
 
     white: Innovation
     space: Space
+    form: Array
 
     def whiten(self, z: Field) -> Field:
         """Not what calibrates a scalar, and nothing else needs it."""
         raise NotImplementedError
 
     def quadratic(self, z: Field) -> Array:
-        """A shared scale is left outside, so that all forms in the same z are one."""
+        """A shared scale is left outside: zᵀ Γ̆⁻¹ z is known."""
         if isinstance(self.white, DiagonalInnovation) and is_shared(self.white.scale, z):
             scale = self.white.scale
-            return self.space.quadratic(z) * safe_divide(jnp.ones_like(scale), scale) ** 2
+            return self.form * safe_divide(jnp.ones_like(scale), scale) ** 2
         return self.space.quadratic(self.white.whiten(z))
 
     def rms(self, z: Field) -> Array:
@@ -228,9 +236,9 @@ class Correlated(Innovation):
         return log + jnp.where(rank > 0, self.space.log_determinant, 0), rank
 
 
-def correlated(space: Space | None, innovation: Innovation) -> Innovation:
+def correlated(space: Space | None, innovation: Innovation, form: Array | None) -> Innovation:
     """The innovation of y, from that of y in coordinates where Γ̆ is the identity."""
-    return innovation if space is None else Correlated(innovation, space)
+    return innovation if space is None or form is None else Correlated(innovation, space, form)
 
 
 def _is_model(x: Any) -> bool:
@@ -301,6 +309,16 @@ def _each(models: tuple[Spatial, ...], method: str, x: Array) -> Array:
     if x.shape[0] == 1:
         return getattr(models[0], method)(x[0])[None]
     return jax.vmap(getattr(models[0], method))(x)
+
+
+def stored(function: Callable[..., Array], *arrays: Array) -> Array:
+    """A number that is a function of arrays; NaN if the first is not finite.
+
+    In a branch, so that they are stored before it begins: XLA:CPU makes slow loops of sums over what a
+    stencil or a transform has left.
+    """
+    first = arrays[0].ravel()[0]
+    return lax.cond(jnp.isfinite(first), function, lambda *_: jnp.full_like(first, jnp.nan), *arrays)
 
 
 def as_positive(x: Any, name: str) -> Any:
