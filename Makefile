@@ -5,7 +5,7 @@ READY := .venv/.ready
 
 .PHONY: demo test lint bench bench-quick clean
 QUICK := step work_precision growth first_call smoothing
-BENCHMARKS := $(QUICK) grids stiff which explicit_part compiler
+BENCHMARKS := $(QUICK) grids stiff spatial which explicit_part compiler
 
 demo: $(READY)  ## solve the FitzHugh–Nagumo PDE and draw its mean and standard deviation
 	$(BIN)/python examples/fitzhugh_nagumo.py

@@ -7,16 +7,23 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_demo_draws_its_picture_and_says_where(tmp_path):
-    picture = tmp_path / "deep" / "picture.png"
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "fitzhugh_nagumo.py", "--n", "8", "--out", picture],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def run_example(name, picture):
+    """Its output; the picture is there, and announced."""
+    command = [sys.executable, ROOT / "examples" / name, "--n", "8", "--out", picture]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert str(picture) in run.stdout
+    return run
+
+
+def test_the_demo_draws_its_picture_and_says_where(tmp_path):
+    run = run_example("fitzhugh_nagumo.py", tmp_path / "deep" / "picture.png")
     for line in ("dimension  128", "accepted", "rejected", " s, compilation included"):
         assert line in run.stdout
     assert "100%" in run.stderr
+
+
+def test_the_spatial_prior_is_chosen_and_drawn(tmp_path):
+    run = run_example("spatial_prior.py", tmp_path / "spatial.png")
+    for line in ("length scales", "variances", "independent:", "Matérn:"):
+        assert line in run.stdout

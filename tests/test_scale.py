@@ -93,6 +93,26 @@ def test_spectral_ek1_on_the_fitzhugh_nagumo_pde(prior, copies):
     assert loop < copies
 
 
+@pytest.mark.parametrize(("boundary", "fields"), [("periodic", 1), ("neumann", 2)])
+def test_models_of_space_take_their_own_fields_and_room_for_one_transform(boundary, fields):
+    """Precisions of modes and, where there are walls, standard deviations; nothing else that lasts."""
+    grid = mp.Grid((512, 500), boundary=boundary)
+    problem = mp.problems.heat(grid.shape, boundary=boundary)
+    plain, _ = copies_of_y(problem, mp.EK0(3))
+    field, _ = copies_of_y(problem, mp.EK0(3, spatial=mp.GMRF(grid, kappa=5.0)))
+    matern, _ = copies_of_y(problem, mp.EK0(3, spatial=mp.Matern(grid)))
+    assert field < plain + fields + 1.01
+    assert matern < plain + fields + 3.1
+    # One transform per attempt, that is one FFT per axis.
+    setup, y0, _ = prepare(
+        problem.f, problem.y0, (0.0, 1.0), solver=mp.EK0(3, spatial=mp.Matern(grid)), save="end"
+    )
+    arrays, static = split(setup)
+    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
+    code = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    assert len(re.findall(r" fft\(", code)) == 2
+
+
 def test_nothing_is_gathered_densified_or_copied():
     problem = mp.problems.lorenz96(4096)
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
