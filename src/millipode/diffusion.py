@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance import Innovation
+from millipode.covariance import Innovation, RootInnovation
 from millipode.fields import Field, Scale, safe_sqrt, size, total
 
 
@@ -21,7 +21,7 @@ class Diffusion(eqx.Module):
 
     def local_scale(self, process: Innovation, z: Field) -> Scale:
         """The local quasi-MLE γ̂ given an error-free previous state, from H Σ Hᵀ and z."""
-        return jax.tree.map(jnp.abs, process.whiten(z)) if self.vector else process.rms(z)
+        return jax.tree.map(jnp.abs, _whitened(process, z)) if self.vector else process.rms(z)
 
     def zero(self, y: Field) -> Scale:
         """An empty accumulator."""
@@ -66,6 +66,11 @@ class Diffusion(eqx.Module):
         """
 
 
+def _whitened(innovation: Innovation, z: Field) -> Field:
+    assert isinstance(innovation, RootInnovation)  # models of space come with scalar diffusions
+    return innovation.whiten(z)
+
+
 class ConstantDiffusion(Diffusion):
     """One Γ for the whole time span, calibrated after the fact.
 
@@ -86,7 +91,7 @@ class ConstantDiffusion(Diffusion):
     def accumulate(self, calibration: Scale, local: Scale, innovation: Innovation, z: Field) -> Scale:
         """The running sum of squares."""
         if self.vector:
-            return jax.tree.map(lambda c, x: c + x**2, calibration, innovation.whiten(z))
+            return jax.tree.map(lambda c, x: c + x**2, calibration, _whitened(innovation, z))
         return calibration + innovation.quadratic(z)
 
     def calibrated(self, calibration: Scale, steps: Array, y: Field) -> Scale:

@@ -14,7 +14,7 @@ from millipode.covariance.blockdiagonal import BlockDiagonal
 from millipode.covariance.coupled import Coupled
 from millipode.covariance.dense import Dense
 from millipode.covariance.kronecker import Kronecker
-from millipode.covariance.protocol import Covariance, Innovation, Kernel
+from millipode.covariance.protocol import Covariance, Innovation, Kernel, RootInnovation
 from millipode.jacobians import CoupledJacobian, FullJacobian
 
 STRUCTURES: dict[str, type[Covariance]] = {
@@ -35,4 +35,5 @@ __all__ = [
     "Innovation",
     "Kernel",
     "Kronecker",
+    "RootInnovation",
 ]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from millipode.covariance import blocks
 from millipode.covariance.blockdiagonal import in_tiles
-from millipode.covariance.protocol import Corrected, Covariance, Innovation, Kernel, normal
+from millipode.covariance.protocol import Corrected, Covariance, Kernel, RootInnovation, normal
 from millipode.fields import Field, Scale, safe_divide, safe_sqrt
 from millipode.jacobians import CoupledJacobian
 from millipode.priors import BlockTransition, Row, Transition
@@ -37,7 +37,7 @@ def lifted(transition: Transition, c: int) -> BlockTransition:
     )
 
 
-class CoupledInnovation(Innovation):
+class CoupledInnovation(RootInnovation):
     """S = RᵀR with R upper triangular, one (c, c) for every mode."""
 
     root: Float[Array, "c c *modes"]

@@ -14,8 +14,8 @@ from millipode.covariance.protocol import (
     Covariance,
     DenseInnovation,
     DiagonalInnovation,
-    Innovation,
     Kernel,
+    RootInnovation,
 )
 from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.jacobians import FullJacobian
@@ -37,7 +37,7 @@ class Dense(Covariance):
         padded = jnp.concatenate([root, jnp.zeros((n - k, *root.shape[1:]), root.dtype)])
         return cls(_diagonals(padded * _flat(scale, y)))
 
-    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> RootInnovation:
         """H Σ Hᵀ: diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
         matrix = _matrix(jacobian, z)
         if matrix.ndim < 2:

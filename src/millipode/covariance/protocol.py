@@ -25,19 +25,15 @@ from millipode.priors import Row, Transition
 
 
 class Innovation(eqx.Module):
-    """A zero-mean Gaussian over residuals z, given by a square root of its covariance S."""
+    """A zero-mean Gaussian over residuals z with covariance S."""
 
     @abc.abstractmethod
-    def whiten(self, z: Field) -> Field:
-        """S^(−½) z, with 0 where S vanishes."""
-
     def quadratic(self, z: Field) -> Array:
         """Zᵀ S⁻¹ z."""
-        return total(jax.tree.map(jnp.square, self.whiten(z)))
 
+    @abc.abstractmethod
     def rms(self, z: Field) -> Array:
         """√(zᵀ S⁻¹ z / d)."""
-        return rms(self.whiten(z))
 
     @abc.abstractmethod
     def std(self) -> Scale:
@@ -48,7 +44,23 @@ class Innovation(eqx.Module):
         """Log det S over the non-degenerate directions, and their number."""
 
 
-class DiagonalInnovation(Innovation):
+class RootInnovation(Innovation):
+    """One that is given by a square root of S."""
+
+    @abc.abstractmethod
+    def whiten(self, z: Field) -> Field:
+        """S^(−½) z, with 0 where S vanishes."""
+
+    def quadratic(self, z: Field) -> Array:
+        """The squared length of that."""
+        return total(jax.tree.map(jnp.square, self.whiten(z)))
+
+    def rms(self, z: Field) -> Array:
+        """Its root mean square."""
+        return rms(self.whiten(z))
+
+
+class DiagonalInnovation(RootInnovation):
     """S = diag(s_i²), with s a field or, where all unknowns share it, a scalar."""
 
     scale: Scale
@@ -82,7 +94,7 @@ class DiagonalInnovation(Innovation):
         return total([_log_square(s) for s in leaves]), counted
 
 
-class DenseInnovation(Innovation):
+class DenseInnovation(RootInnovation):
     """S = RᵀR with R upper triangular, (d, d). A unit pivot marks a degenerate unknown."""
 
     root: Float[Array, "d d"]
@@ -116,7 +128,7 @@ class Corrected(NamedTuple):
     """What one correction gives: K, S and the posterior covariance."""
 
     gain: Any
-    innovation: Innovation
+    innovation: RootInnovation
     covariance: Any
 
 
@@ -129,7 +141,7 @@ class Covariance(eqx.Module):
         """C₀ = diag(scale²) ⊗ rootᵀroot, with one root (k, n) for all unknowns or a field of them."""
 
     @abc.abstractmethod
-    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> Innovation:
+    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> RootInnovation:
         """N(0, H Σ Hᵀ) with H = E₁ − F_y E₀: what the step's noise alone explains of z."""
 
     @abc.abstractmethod

@@ -92,6 +92,8 @@ class SparseField(Spatial):
         key: of the random vectors.
     """
 
+    is_flat = True
+
     precision: sparse.BCOO
     variances: Array
     log_determinant: Array

@@ -8,7 +8,7 @@ does not depend on Γ̆, so the filter computes with I ⊗ C̆. Γ̆ enters in f
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from millipode.basis import Waves
-from millipode.covariance.protocol import DiagonalInnovation, Innovation
+from millipode.covariance.protocol import DiagonalInnovation, Innovation, RootInnovation
 from millipode.fields import (
     Field,
     Scale,
@@ -32,6 +32,9 @@ from millipode.fields import (
     total,
 )
 
+# Up to this many components, each goes through a model by itself: faster, and slower to compile.
+FEW = 4
+
 
 class Spatial(eqx.Module):
     """Γ̆: a positive definite covariance between points in space, of one component of y.
@@ -42,9 +45,11 @@ class Spatial(eqx.Module):
     Attributes:
         shape: of the points, which are the last axes of y; what comes before them are components, which are
             independent of each other.
+        is_flat: whether the points have no order, and may come along any number of axes.
     """
 
     shape: eqx.AbstractVar[tuple[int, ...]]
+    is_flat: ClassVar[bool] = False
 
     @abc.abstractmethod
     def quadratic(self, z: Float[Array, "*shape"]) -> Array:
@@ -173,7 +178,7 @@ class Space(eqx.Module):
                 )
             found = [_summary(model) for model in group]
             logs.append(sum(log for _, log in found) * (components[0] if len(group) == 1 else 1))
-            stds.append(_spread([std for std, _ in found], group[0].shape, leaf.shape).astype(kind))
+            stds.append(_spread(group[0], [std for std, _ in found], leaf.shape).astype(kind))
         shapes = tuple(group[0].shape for group in models)
         return cls(tuple(models), jax.tree.unflatten(tree, stds), jnp.asarray(sum(logs), kind), shapes)
 
@@ -207,13 +212,9 @@ class Correlated(Innovation):
         form: zᵀ Γ̆⁻¹ z for the residual z of the step.
     """
 
-    white: Innovation
+    white: RootInnovation
     space: Space
     form: Array
-
-    def whiten(self, z: Field) -> Field:
-        """Not what calibrates a scalar, and nothing else needs it."""
-        raise NotImplementedError
 
     def quadratic(self, z: Field) -> Array:
         """A shared scale is left outside: zᵀ Γ̆⁻¹ z is known."""
@@ -236,7 +237,7 @@ class Correlated(Innovation):
         return log + jnp.where(rank > 0, self.space.log_determinant, 0), rank
 
 
-def correlated(space: Space | None, innovation: Innovation, form: Array | None) -> Innovation:
+def correlated(space: Space | None, innovation: RootInnovation, form: Array | None) -> Innovation:
     """The innovation of y, from that of y in coordinates where Γ̆ is the identity."""
     return innovation if space is None or form is None else Correlated(innovation, space, form)
 
@@ -273,17 +274,22 @@ def _cast(model: Spatial, kind: Any) -> Spatial:
 
 def _components(model: Spatial, shape: tuple[int, ...]) -> int:
     """How many of them an array of this shape has."""
-    points = model.shape
-    if len(points) == 1:  # points without an order may come along several axes
-        last = [k for k in range(1, len(shape) + 1) if math.prod(shape[-k:]) == points[0]]
-        if last:
-            return math.prod(shape[: -last[0]])
-    elif shape[len(shape) - len(points) :] == points and len(shape) >= len(points):
-        return math.prod(shape[: len(shape) - len(points)])
-    raise ValueError(
-        f"spatial has a model of {math.prod(points)} points with the shape {points}, but y has an array of "
-        f"shape {shape}, which does not end with these axes. Make the model for the grid that y lives on."
-    )
+    points, axes = tuple(model.shape), _axes(model, shape)
+    if axes is None:
+        raise ValueError(
+            f"spatial has a model of {math.prod(points)} points with the shape {points}, but y has an array "
+            f"of shape {shape}, which does not end with these axes. Make the model for the grid of y."
+        )
+    return math.prod(shape[: len(shape) - axes])
+
+
+def _axes(model: Spatial, shape: tuple[int, ...]) -> int | None:
+    """Along how many of the last axes its points come; None if they do not."""
+    for k in range(len(shape) + 1):
+        last = shape[len(shape) - k :]
+        if last == tuple(model.shape) or (model.is_flat and math.prod(last) == math.prod(model.shape)):
+            return k
+    return None
 
 
 @eqx.filter_jit
@@ -291,24 +297,24 @@ def _summary(model: Spatial) -> tuple[Array, Array]:
     return safe_sqrt(model.diagonal()), model.logdet()
 
 
-def _spread(stds: list[Array], points: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def _spread(model: Spatial, stds: list[Array], shape: tuple[int, ...]) -> Array:
     """For an array of this shape, from one per component or one for all."""
-    if all(jnp.ndim(std) == 0 for std in stds) and len(stds) == 1:
+    if len(stds) == 1 and jnp.ndim(stds[0]) == 0:
         return jnp.reshape(stds[0], (1,) * len(shape))
-    wide = jnp.stack([jnp.broadcast_to(std, points) for std in stds])
+    wide = jnp.stack([jnp.broadcast_to(std, model.shape) for std in stds])
     if len(stds) > 1:
         return wide.reshape(shape)
-    count = next(k for k in range(1, len(shape) + 1) if math.prod(shape[-k:]) == math.prod(points))
-    return wide.reshape(*(1,) * (len(shape) - count), *shape[-count:])
+    axes = _axes(model, shape)
+    assert axes is not None
+    return wide.reshape(*(1,) * (len(shape) - axes), *shape[len(shape) - axes :])
 
 
 def _each(models: tuple[Spatial, ...], method: str, x: Array) -> Array:
     """One result per component, by one model for all of them or by one for each."""
-    if len(models) > 1:
-        return jnp.stack([getattr(model, method)(part) for model, part in zip(models, x, strict=True)])
-    if x.shape[0] == 1:
-        return getattr(models[0], method)(x[0])[None]
-    return jax.vmap(getattr(models[0], method))(x)
+    if len(models) == 1 and x.shape[0] > FEW:
+        return jax.vmap(getattr(models[0], method))(x)
+    models = models * x.shape[0] if len(models) == 1 else models
+    return jnp.stack([getattr(model, method)(part) for model, part in zip(models, x, strict=True)])
 
 
 def stored(function: Callable[..., Array], *arrays: Array) -> Array:

@@ -56,6 +56,8 @@ class Dense(Spatial):
     0.666667
     """
 
+    is_flat = True
+
     root: Float[Array, "d d"]
     shape: tuple[int, ...] = eqx.field(static=True)
 
