@@ -84,7 +84,7 @@ def test_impossible_combinations_are_refused_with_the_reason():
         mp.EK1(diffusion=CONSTANT_VECTOR)
     with pytest.raises(ValueError, match="couples all unknowns"):
         mp.EK1(structure="blockdiagonal")
-    with pytest.raises(ValueError, match="own history of scales"):
+    with pytest.raises(ValueError, match="own history of covariances"):
         mp.EK0(diffusion=DYNAMIC_VECTOR, structure="kronecker")
     with pytest.raises(ValueError, match="DiagonalEK1 is not Kronecker"):
         mp.DiagonalEK1(structure="kronecker")
