@@ -210,6 +210,21 @@ def test_the_rate_is_a_rate_of_the_user_s_time():
     np.testing.assert_allclose(sol.mean[-1], np.exp(-2.0), rtol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1], ids=name)
+def test_backwards_is_the_reflected_problem_with_the_opposite_rate(kind):
+    """Uncertainty and evidence as well: the noise of a step knows the direction of time."""
+    rate = jnp.array([-2.0, 0.7, 1.3])
+    slope = lambda t, y: jnp.sin(y + t) - y
+    options = dict(controller=mp.FixedStep(0.25), save="end")
+    y0 = jnp.array([0.3, -0.2, 1.0])
+    there = mp.solve(slope, y0, (1.0, 0.0), solver=kind(2, prior=mp.IOUP(rate=rate)), **options)
+    mirrored = lambda s, y: -slope(1.0 - s, y)
+    back = mp.solve(mirrored, y0, (0.0, 1.0), solver=kind(2, prior=mp.IOUP(rate=-rate)), **options)
+    np.testing.assert_allclose(there.mean, back.mean, rtol=1e-10)
+    np.testing.assert_allclose(there.std, back.std, rtol=1e-8)
+    np.testing.assert_allclose(there.log_evidence, back.log_evidence, rtol=1e-8)
+
+
 def test_spectral_filters_take_a_single_rate_too():
     """Any prior is a model of the same equation: with short steps they agree."""
     grid = mp.Grid((3, 2))

@@ -1,5 +1,7 @@
 """Models of space: Γ̆ against dense matrices, and the filter with Γ̆ against the textbook with Γ̆ ⊗ …"""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,7 +227,9 @@ def check_filter(sol, want, gammas):
 
 
 @pytest.mark.parametrize("diffusion", [DYNAMIC, CONSTANT], ids=name)
-@pytest.mark.parametrize("which", ["diagonal", "dense", "matern", "matern-box", "gmrf-2", "sparse"])
+@pytest.mark.parametrize(
+    "which", ["diagonal", "kernel", "matern", "matern-box", "gmrf-2", "gmrf-3", "sparse"]
+)
 def test_the_filter_is_the_textbook_with_a_left_factor(which, diffusion):
     model, matrix = MODELS[which]
     d = matrix.shape[0]
@@ -311,13 +315,88 @@ def test_smoothing_and_samples_carry_the_model():
             assert np.abs(across).max() < 5.5 / np.sqrt(num)
 
 
+def test_smoothed_marginals_are_those_of_one_joint_gaussian():
+    """Of a linear ODE with F_y = 0, where EK0 is exact: y' = g(t), observed at every step."""
+    matrix = MODELS["matern"][1]
+    solver = mp.EK0(2, spatial=MODELS["matern"][0], diffusion=CONSTANT, initialise="taylor")
+    slope = lambda t, y: jnp.cos(3 * t + jnp.arange(7.0))
+    options = dict(solver=solver, controller=mp.FixedStep(0.25))
+    sol = mp.solve(slope, y_of(7), (0.0, 1.0), **options)
+    alone = mp.solve(slope, y_of(7), (0.0, 1.0), **options | {"solver": mp.EK0(2, diffusion=CONSTANT)})
+    # One unknown's posterior for γ = 1 is that without a model; Γ̆ is the left factor of all of it.
+    small = alone.std / jnp.sqrt(alone.diffusion)
+    want = jnp.sqrt(sol.diffusion * np.diag(matrix)) * small
+    np.testing.assert_allclose(sol.std, want, rtol=1e-9, atol=1e-15)
+    at = jnp.array([0.1, 0.6])
+    between = alone(at).std / jnp.sqrt(alone.diffusion)
+    np.testing.assert_allclose(sol(at).std, jnp.sqrt(sol.diffusion * np.diag(matrix)) * between, rtol=1e-9)
+
+
+@pytest.mark.parametrize("spectral", [False, True])
+def test_one_model_for_all_components_is_one_for_each(spectral):
+    """Evidence, deviations and steps: as one dense matrix for all of y, too, where that is possible."""
+    model = mp.Matern(LINE, 1.5, 0.5)
+    y0 = y_of(12)[:4].reshape(4, 1) * jnp.linspace(0.5, 1.0, 7)
+
+    def rhs(t, y):
+        return 0.05 * LINE.laplacian(y) - y**3 + jnp.sin(t)
+
+    def solve(spatial):
+        kind = partial(mp.SpectralEK1, linear=LINE.diffusion(0.05)) if spectral else mp.EK0
+        solver = kind(2, spatial=spatial, initialise="runge-kutta")
+        return mp.solve(rhs, y0, (0.0, 1.0), solver=solver, rtol=1e-2, atol=1e-3, save="end")
+
+    sols = [solve(model), solve([model] * 4)]
+    if not spectral:
+        sols.append(solve(mp.spatial.Dense(np.kron(np.eye(4), np.asarray(model.to_dense())))))
+    for other in sols[1:]:
+        assert int(other.stats.steps) == int(sols[0].stats.steps)
+        np.testing.assert_allclose(other.log_evidence, sols[0].log_evidence, rtol=1e-9)
+        np.testing.assert_allclose(other.std, sols[0].std, rtol=1e-8)
+
+
+def test_steps_see_the_variances_of_points():
+    """The estimated error has Γ̆'s diagonal: where tolerances are tight, variances shorten the steps.
+
+    An unknown at rest has no say in γ, so that its own variance counts in the estimate alone.
+    """
+    tight = jnp.ones(7).at[0].set(1e-4)
+    at_rest = lambda t, y: f(t, y).at[0].set(0.0)
+
+    def steps(first):
+        model = mp.spatial.Diagonal(np.array([first, 1, 1, 1, 1, 1, 1]))
+        options = dict(rtol=0.0, atol=1e-3 * tight, save="end")
+        sol = mp.solve(at_rest, y_of(7), (0.0, 1.0), solver=mp.EK0(2, spatial=model), **options)
+        return int(sol.stats.steps)
+
+    assert steps(1.0) > 2 * steps(1e-8)
+
+
+def test_without_diffusion_modes_are_as_good_as_points():
+    """SpectralEK1 with next to no linear part is EK0, from a Runge–Kutta start with its own γ on."""
+    grid = mp.Grid(7)
+    model = mp.Matern(grid, 1.5, 0.5)
+    solvers = (
+        mp.EK0(3, spatial=model, initialise="runge-kutta"),
+        mp.SpectralEK1(3, linear=grid.diffusion(1e-12), spatial=model, initialise="runge-kutta"),
+    )
+    options = dict(controller=mp.FixedStep(0.01), save="end")
+    points, modes = (
+        mp.solve(lambda t, y: jnp.sin(5 * y) - y**3, y_of(7) ** 3, (0.0, 0.02), solver=s, **options)
+        for s in solvers
+    )
+    np.testing.assert_allclose(modes.mean, points.mean, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(modes.std, points.std, rtol=1e-6)
+    np.testing.assert_allclose(modes.log_evidence, points.log_evidence, rtol=1e-6)
+
+
 def test_the_mean_depends_on_the_model_by_way_of_the_steps_only():
     model, _ = MODELS["matern"]
     options = dict(controller=mp.FixedStep(0.05), save="end")
-    for diffusion, allowed in ((CONSTANT, 0.0), (DYNAMIC, 1e-5)):
+    # Two programs round differently; a dynamic γ weighs steps against each other, and Γ̆ has a say in that.
+    for diffusion, allowed in ((CONSTANT, 1e-13), (DYNAMIC, 1e-5)):
         solvers = [mp.EK0(2, spatial=m, diffusion=diffusion) for m in (None, model)]
         without, there = (mp.solve(f, y_of(7), (0.0, 1.0), solver=s, **options) for s in solvers)
-        # A dynamic γ weighs steps against each other, and Γ̆ has a say in that.
         np.testing.assert_allclose(without.mean, there.mean, rtol=allowed)
         assert not np.allclose(without.std, there.std, rtol=0.01, atol=0)
 
@@ -376,6 +455,9 @@ def test_pytrees_lists_batches_and_single_precision():
     def solve(y0, spatial):
         return mp.solve(rhs, y0, (0.0, 0.1), solver=mp.EK0(1, spatial=spatial), **options)
 
+    each = solve(y0, {"u": [matern, field], "v": field})
+    np.testing.assert_allclose(each.std["u"][0, 1], each.std["v"][0], rtol=1e-6)
+    assert not np.allclose(each.std["u"][0, 0], each.std["u"][0, 1], rtol=1e-2)
     sol = solve(y0, {"u": matern, "v": field})
     assert sol.std["u"].shape == (1, 2, 6) and sol.std["u"].dtype == jnp.float32
     ratio = sol.std["u"][0, 0] / sol.std["v"][0]
@@ -437,6 +519,12 @@ BAD = {
     "no smoothness": (lambda: mp.Matern(LINE, 0.0), "smoothness must be"),
     "negative variance": (lambda: mp.Matern(LINE, variance=-1.0), "variance must be positive"),
     "negative nugget": (lambda: mp.Matern(LINE, nugget=-1.0), "nugget"),
+    "several variances": (lambda: mp.Matern(LINE, variance=np.ones(7)), "single number"),
+    "several lengths": (lambda: mp.Matern(BOX, length_scale=np.ones((2, 2))), "single number"),
+    "too smooth": (lambda: mp.Matern(mp.Grid(256), float("inf"), 0.3), "nugget=1e-8"),
+    "several kappas": (lambda: mp.GMRF(LINE, kappa=np.ones(7)), "single number"),
+    "Dense, negative nugget": (lambda: mp.spatial.Dense(np.eye(3), nugget=-0.5), "at least 0"),
+    "complex": (lambda: mp.spatial.Dense(1j * np.eye(3)), "real"),
     "no kappa": (lambda: mp.GMRF(LINE, kappa=0.0), "kappa must be positive"),
     "no alpha": (lambda: mp.GMRF(LINE, kappa=1.0, alpha=0), "alpha"),
     "precision not symmetric": (lambda: mp.GMRF(sp.csc_matrix([[1.0, 0.5], [0.0, 1.0]])), "not symmetric"),
@@ -472,6 +560,17 @@ BAD = {
             y_of(7),
             (0.0, 0.1),
             solver=mp.SpectralEK1(1, linear=mp.Grid(7).diffusion(0.1), spatial=mp.Matern(LINE)),
+        ),
+        "same mp.Grid",
+    ),
+    "spectral, another length": (
+        lambda: mp.solve(
+            f,
+            y_of(7),
+            (0.0, 0.1),
+            solver=mp.SpectralEK1(
+                1, linear=LINE.diffusion(0.1), spatial=mp.Matern(mp.Grid(7, 50.0, "periodic"), 1.5, 5.0)
+            ),
         ),
         "same mp.Grid",
     ),

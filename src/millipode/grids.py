@@ -210,7 +210,7 @@ class Grid(eqx.Module):
         if not same_structure(shift, coefficients):
             shifts = jax.tree.map(lambda _: shift, coefficients)
         matrix = None if reaction is None else np.asarray(reaction, float)
-        return Linear(self.basis, jax.tree.map(leaf, coefficients, shifts), matrix)
+        return Linear(self.basis, jax.tree.map(leaf, coefficients, shifts), matrix, self.lengths)
 
     def operator(self, function: Callable[[np.ndarray], Any], continuous: bool = False) -> Linear:
         """Any function of the Laplacian as a linear part, for ``mp.SpectralEK1(linear=...)``.
@@ -224,7 +224,7 @@ class Grid(eqx.Module):
         >>> grid = Grid(64, lengths=32.0, boundary="periodic")
         >>> linear = grid.operator(lambda lap: np.minimum(-lap - lap**2, 0))  # −∂²/∂x² − ∂⁴/∂x⁴
         """
-        return Linear(self.basis, function(self.eigenvalues(continuous)))
+        return Linear(self.basis, function(self.eigenvalues(continuous)), lengths=self.lengths)
 
     def _check(self, u: Array) -> None:
         if u.shape[u.ndim - len(self.shape) :] != self.shape or u.ndim < len(self.shape):

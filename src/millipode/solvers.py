@@ -273,7 +273,7 @@ class SpectralEK1(Solver):
             return None
         modes = self.linear.fitted(y).eigenvalues
         assert isinstance(self.linear.basis, Waves)
-        return Space.in_modes(self.spatial, y, self.linear.basis, modes, self.linear.reaction is not None)
+        return Space.in_modes(self.spatial, y, self.linear, modes)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The spectrum."""

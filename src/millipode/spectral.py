@@ -27,11 +27,13 @@ class Linear(eqx.Module):
         basis: the orthonormal basis.
         eigenvalues: like y in modes, or what can be broadcast to that; one array for all leaves, or one each.
         reaction: a small matrix that couples the components of y, in their order, or None.
+        lengths: the side lengths of the grid that it comes from, if from any.
     """
 
     basis: Basis
     eigenvalues: PyTree
     reaction: Array | np.ndarray | None = None
+    lengths: tuple[float, ...] | None = eqx.field(static=True, default=None)
 
     def check_span(self, span: float | None, kind: Any) -> None:
         """Warn of anti-diffusion, and of a mode so growing that its uncertainty drowns what residuals say.

@@ -58,8 +58,8 @@ class GridField(Stationary):
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
             raise ValueError(f"GMRF: alpha must be a positive number, got {alpha!r}.")
         self.grid, self.shape, self.alpha = grid, grid.shape, alpha
-        self.kappa = jnp.asarray(as_positive(kappa, "GMRF: kappa"))
-        self.variance = jnp.asarray(as_positive(variance, "GMRF: variance"))
+        self.kappa = jnp.asarray(as_positive(kappa, "GMRF: kappa", scalar=True))
+        self.variance = jnp.asarray(as_positive(variance, "GMRF: variance", scalar=True))
         self.precision = (self.kappa**2 - grid.eigenvalues()) ** alpha / self.variance
 
     def quadratic(self, z: Array) -> Array:

@@ -26,6 +26,9 @@ from millipode.basis import Waves
 from millipode.grids import Grid
 from millipode.spatial.protocol import Spatial, as_positive, stored
 
+# How many numbers a table of theta functions may have.
+PIECE = 2**18
+
 
 class Stationary(Spatial):
     """Models that the waves of a grid diagonalise.
@@ -106,19 +109,22 @@ class Matern(Stationary):
         check_grid(grid, "Matern")
         if isinstance(smoothness, bool) or not isinstance(smoothness, int | float) or not smoothness > 0:
             raise ValueError(f"Matern: smoothness must be a positive number, got {smoothness!r}.")
-        lengths = tuple(length_scale) if isinstance(length_scale, Sequence) else (length_scale,)
+        is_several = isinstance(length_scale, Sequence) or np.ndim(length_scale) == 1
+        lengths = tuple(length_scale) if is_several else (length_scale,)  # type: ignore[arg-type]
         if len(lengths) not in (1, len(grid.shape)):
             raise ValueError(
                 f"Matern: one length_scale, or one per axis of the grid {grid.shape}; got {len(lengths)}."
             )
-        lengths = tuple(as_positive(x, "Matern: length_scale") for x in lengths) * (
+        lengths = tuple(as_positive(x, "Matern: length_scale", scalar=True) for x in lengths) * (
             len(grid.shape) if len(lengths) == 1 else 1
         )
         if not isinstance(nugget, jax.core.Tracer) and not 0 <= float(nugget) < math.inf:
             raise ValueError(f"Matern: nugget must be a fraction of the variance, at least 0; got {nugget}.")
         self.grid, self.shape, self.smoothness = grid, grid.shape, float(smoothness)
-        variance = as_positive(variance, "Matern: variance")
-        self.precision = 1 / _spectrum(grid, self.smoothness, lengths, variance, nugget)
+        variance = as_positive(variance, "Matern: variance", scalar=True)
+        spectrum = _spectrum(grid, self.smoothness, lengths, variance, nugget)
+        _check_spectrum(spectrum)
+        self.precision = 1 / spectrum
 
 
 def check_grid(grid: Any, name: str) -> None:
@@ -127,20 +133,49 @@ def check_grid(grid: Any, name: str) -> None:
         raise TypeError(f"{name}: grid must be an mp.Grid, got {type(grid).__name__}.")
 
 
+def _check_spectrum(spectrum: Array) -> None:
+    """Raise if the rounding of a residual would outweigh the residual itself in zᵀ Γ̆⁻¹ z."""
+    if isinstance(spectrum, jax.core.Tracer):
+        return
+    smallest, largest = float(jnp.min(spectrum)), float(jnp.max(spectrum))
+    if not smallest > float(jnp.finfo(spectrum.dtype).eps) ** 2 * largest:
+        raise ValueError(
+            f"Matern: on this grid the kernel is not positive definite up to rounding, the variances of its "
+            f"modes reach from {smallest:.3g} to {largest:.3g}. Pass nugget=1e-8, or choose a rougher "
+            "kernel, a shorter length_scale or a coarser grid."
+        )
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _spectrum(
     grid: Grid, smoothness: float, lengths: tuple[Array, ...], variance: Array, nugget: Array
 ) -> Float[Array, "*modes"]:
     """The variance of each mode."""
     nodes, weights = _mixture(smoothness)
-    factors = []
-    for phases, dx, length in zip(grid.basis.frequencies(), grid.spacing, lengths, strict=True):
-        width = jnp.asarray(length, jnp.result_type(float)) / dx * nodes
-        factors.append(jax.vmap(lambda s, phases=phases: _theta(jnp.asarray(phases, s.dtype), s))(width))
-    factors[0] = factors[0] * jnp.asarray(weights, factors[0].dtype)[:, None]
-    letters = "abcdefgh"[: len(factors)]
+    kind = jnp.result_type(float)
+    phases = [jnp.asarray(p, kind) for p in grid.basis.frequencies()]
+    widths = [jnp.asarray(x, kind) / dx * nodes for x, dx in zip(lengths, grid.spacing, strict=True)]
+
+    def factor(phases: Array, width: Array) -> Float[Array, "q n"]:
+        return jax.vmap(lambda s: _theta(phases, s))(width)
+
+    # The longest axis in pieces, so that nothing is much larger than the spectrum.
+    longest = int(np.argmax([p.size for p in phases]))
+    others = [factor(p, w) for i, (p, w) in enumerate(zip(phases, widths, strict=True)) if i != longest]
+    letters = "abcdefgh"[: len(phases)]
     terms = ",".join(f"q{c}" for c in letters)
-    total = jnp.einsum(f"{terms}->{letters}", *factors, precision="highest")
+
+    @jax.checkpoint
+    def piece(phases: Array) -> Array:
+        first = factor(phases, widths[longest]) * jnp.asarray(weights, kind)[:, None]
+        return jnp.einsum(f"{terms}->{letters}", first, *others, precision="highest")
+
+    n = phases[longest].size
+    count = -(-n * nodes.size // PIECE)
+    size = -(-n // count)
+    pieces = jnp.pad(phases[longest], (0, count * size - n)).reshape(count, size)
+    total = piece(pieces[0])[None] if count == 1 else jax.lax.map(piece, pieces)
+    total = jnp.moveaxis(total.reshape(-1, *total.shape[2:])[:n], 0, longest)
     return grid.basis.arranged(variance * (total + nugget))
 
 

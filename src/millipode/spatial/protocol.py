@@ -27,10 +27,10 @@ from millipode.fields import (
     map_leaves,
     safe_divide,
     safe_sqrt,
-    same_structure,
     size,
     total,
 )
+from millipode.spectral import Linear
 
 # Up to this many components, each goes through a model by itself: faster, and slower to compile.
 FEW = 4
@@ -146,15 +146,23 @@ class Space(eqx.Module):
         return cls._made(_grouped(spatial, y), y)
 
     @classmethod
-    def in_modes(cls, spatial: Any, y: Field, waves: Waves, modes: Field, coupled: bool) -> Self:
-        """The same for the modes of such a state, if the waves diagonalise all models.
+    def in_modes(cls, spatial: Any, y: Field, linear: Linear, modes: Field) -> Self:
+        """The same for the modes of such a state, if the waves of a linear part diagonalise all models.
 
-        Where components are ``coupled``, their modes are one array.
+        Where a reaction couples components, their modes are one array.
         """
-        groups = _grouped(spatial, y)
+        groups, waves = _grouped(spatial, y), linear.basis
+        assert isinstance(waves, Waves)
         for group, leaf in zip(groups, jax.tree.leaves(y), strict=True):
             _components(group[0], leaf.shape)
-        if coupled:
+        for model in (model for group in groups for model in group):
+            lengths = getattr(getattr(model, "grid", None), "lengths", linear.lengths)
+            if linear.lengths is not None and lengths != linear.lengths:
+                raise ValueError(
+                    f"spatial lives on a grid with sides of length {lengths}, but linear on one with "
+                    f"{linear.lengths}. Make both from the same mp.Grid."
+                )
+        if linear.reaction is not None:
             if not all(len(group) == 1 and group[0] is groups[0][0] for group in groups):
                 raise ValueError(
                     "A reaction between components makes them share one model of space: pass a single one, "
@@ -258,10 +266,13 @@ def _grouped(spatial: Any, y: Field) -> list[tuple[Spatial, ...]]:
             "mp.spatial.Diagonal(variances), or your own that derives from mp.spatial.Spatial; got "
             f"{type(spatial).__name__}."
         )
-    if same_structure(jax.tree.unflatten(structure, [0] * len(given)), y):
-        return [(model,) for model in given]
-    if len(leaves) == 1 and isinstance(spatial, Sequence):
-        return [tuple(given)]
+    parts: list[Any] = []
+    try:
+        jax.tree.map(lambda _, part: parts.append(part), y, spatial)
+    except ValueError:  # another structure
+        parts = []
+    if parts and all(_is_model(part) or isinstance(part, Sequence) for part in parts):
+        return [(part,) if _is_model(part) else tuple(part) for part in parts]
     raise ValueError(
         f"spatial has the structure {structure}, but y has {tree}: give one model for all, or one per leaf "
         "of y; for an array, also a list with one per component."
@@ -327,8 +338,10 @@ def stored(function: Callable[..., Array], *arrays: Array) -> Array:
     return lax.cond(jnp.isfinite(first), function, lambda *_: jnp.full_like(first, jnp.nan), *arrays)
 
 
-def as_positive(x: Any, name: str) -> Any:
+def as_positive(x: Any, name: str, scalar: bool = False) -> Any:
     """A parameter as an array that is traced, not hashed; positive and finite where that can be seen."""
+    if scalar and np.ndim(x):
+        raise ValueError(f"{name} must be a single number, got an array of shape {np.shape(x)}.")
     if isinstance(x, jax.core.Tracer):
         return x
     value = np.asarray(x, float) if not isinstance(x, jax.Array) else x

@@ -62,6 +62,10 @@ class Dense(Spatial):
     shape: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, matrix: ArrayLike, nugget: float = 0.0):
+        if jnp.iscomplexobj(matrix):
+            raise ValueError("Dense: the covariance must be real, got complex numbers.")
+        if not isinstance(nugget, jax.core.Tracer) and not 0 <= float(nugget) < np.inf:
+            raise ValueError(f"Dense: nugget is a variance, at least 0; got {nugget}.")
         matrix = jnp.asarray(matrix, jnp.result_type(float, jnp.asarray(matrix).dtype))
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
             raise ValueError(f"Dense: the covariance must be a square matrix, its shape is {matrix.shape}.")
