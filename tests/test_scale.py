@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, name
 from millipode.driver import advance_in_place, at_once, begin, split
 from millipode.solve import prepare
 
@@ -113,14 +113,17 @@ def test_models_of_space_take_their_own_fields_and_room_for_one_transform(bounda
     assert len(re.findall(r" fft\(", code)) == 2
 
 
-def test_nothing_is_gathered_densified_or_copied():
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1], ids=name)
+def test_nothing_is_gathered_densified_or_copied(kind, order):
     problem = mp.problems.lorenz96(4096)
-    setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=mp.EK0(3), save="end")
+    known = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
+    setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=kind(order, **known), save="end")
     arrays, static = split(setup)
     carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
     text = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
     assert "gather(" not in text and "4096,4096" not in text
-    assert not re.search(r"f64\[4096\]\S* copy\(", text)
+    assert not re.search(r"f64\[([\d,]+,)?4096\]\S* copy\(", text)
 
 
 TEN_MILLION = """

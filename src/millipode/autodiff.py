@@ -62,7 +62,7 @@ def backwards(
             carry, result = body(carry, read(i), jax.tree.map(lambda x: x[i], results))
             # In place, which XLA does only if all has been read before anything is written. Not x.at[i].set,
             # which would read what it is about to overwrite.
-            slot = i + _zero_after(result).astype(i.dtype)
+            slot = i + zero_after(result).astype(i.dtype)
             return carry, jax.tree.map(
                 lambda x, new: lax.dynamic_update_index_in_dim(x, new, slot, 0), results, result
             )
@@ -77,7 +77,7 @@ def backwards(
     return lax.scan(scanned, carry, (index, jax.vmap(read)(index), results), reverse=True)[1]
 
 
-def _zero_after(x: PyTree) -> Array:
+def zero_after(x: PyTree) -> Array:
     """A zero that XLA cannot know before it knows x."""
     first = sum(leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(x))
     return 0 * jnp.where(jnp.isfinite(first), first, 0)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
+from millipode.autodiff import zero_after
 from millipode.covariance import blocks
 from millipode.covariance.protocol import (
     Corrected,
@@ -131,7 +132,7 @@ class BlockDiagonal(Covariance):
             *map(jax.tree.leaves, (self.root, kernel.gain, kernel.noise.root)),
             shared_per_leaf(scale, y),
             transition.rates(y),
-            reuse={0: 1, 1: 2},
+            reuse={1: 2, 0: 1},  # the noise first, which takes the gain as well
         )
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
@@ -246,7 +247,7 @@ def in_tiles(
     arrays: list[Any],
     reuse: dict[int, int] | None = None,
 ) -> tuple:
-    """Apply a function to tiles of unknowns; result o overwrites argument ``reuse[o]``.
+    """Apply a function to tiles of unknowns; result o overwrites argument ``reuse[o]``, in this order.
 
     Arguments and results end with the axes of ``shape``; arguments may also be scalars or None, which all
     tiles share.
@@ -268,10 +269,12 @@ def in_tiles(
 
         current = [results[overwritten[i]] if i in overwritten else x for i, x in enumerate(flat)]
         parts = function(*map(take, current))
-        return tuple(
-            lax.dynamic_update_slice_in_dim(x, part, start, axis=x.ndim - 1)
-            for x, part in zip(results, parts, strict=True)
-        )
+        new: dict[int, Array] = {}
+        for o in sorted(range(len(parts)), key=lambda o: [*reuse].index(o) if o in reuse else -1):
+            # In place, which XLA does only if all has been read before it is overwritten.
+            place = start + zero_after(new).astype(jnp.int32) if o in reuse and new else start
+            new[o] = lax.dynamic_update_slice_in_dim(results[o], parts[o], place, axis=results[o].ndim - 1)
+        return tuple(new[o] for o in range(len(parts)))
 
     shapes = jax.eval_shape(function, *flat)
     tile = _tile_size(d)
