@@ -154,3 +154,27 @@ def test_derivative_of_the_dense_qr_agrees_with_finite_differences(shape, rng):
     zero = jnp.zeros(shape)
     for value in jax.jvp(qr.triangularise, (zero,), (zero,)):
         assert np.isfinite(value).all()
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_pairs_are_conditioned_without_cancellation(explicit):
+    """Against extended precision, where the entries of a root differ by up to eleven orders of magnitude."""
+    rng = np.random.default_rng(8)
+    stack = rng.normal(size=(3, 2, 200)) * 10.0 ** rng.uniform(-8, 3, size=(3, 2, 200))
+    j = None if explicit else -(10.0 ** rng.uniform(-3, 5, 200))
+    innovation, gain, posterior = blocks.condition_pairs(
+        jnp.asarray(stack), None if j is None else jnp.asarray(j)
+    )
+    s, x = stack.astype(np.longdouble), np.stack([0 * stack[0, 0] if j is None else -j, 1 + 0 * stack[0, 0]])
+    covariance = np.einsum("kid,kjd->ijd", s, s)
+    cross = np.einsum("ijd,jd->id", covariance, x)
+    variance = np.sum(x * cross, axis=0)
+    np.testing.assert_allclose(innovation**2, variance.astype(float), rtol=1e-12)
+    size = np.sqrt(np.einsum("iid->id", covariance)).astype(float)
+    assert (np.abs(gain - (cross / variance).astype(float)) <= 1e-12 * size / np.asarray(innovation)).all()
+    # det C⁻/S, with the determinant from minors in extended precision: the difference C − KSKᵀ would cancel.
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    minors = sum((s[a, 0] * s[b, 1] - s[a, 1] * s[b, 0]) ** 2 for a, b in pairs)
+    left = np.sqrt(minors / variance).astype(float)
+    slope = np.zeros(200) if j is None else j * left
+    np.testing.assert_allclose(np.abs(posterior[0]), np.abs([left, slope]), rtol=1e-9)

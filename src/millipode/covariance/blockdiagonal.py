@@ -24,7 +24,7 @@ from millipode.priors import BlockTransition, Row, Transition
 
 # Blocks are corrected in tiles of about this many unknowns: the whole stack of a tile stays in the
 # first- and second-level cache, and no temporary is ever as large as the state.
-TILE = 256
+TILE = 512
 
 
 class BlockDiagonal(Covariance):
@@ -289,7 +289,7 @@ def in_tiles(
 
 def _tile_size(d: int) -> int:
     """A divisor of d near TILE, so that no remainder needs a second copy of the program."""
-    for width in sorted(range(TILE // 2, 4 * TILE), key=lambda w: abs(w - TILE)):
+    for width in sorted(range(TILE // 4, 2 * TILE), key=lambda w: abs(w - TILE)):
         if d % width == 0:
             return width
     return TILE

@@ -124,6 +124,23 @@ def rotate(root: Block, j: Array | None) -> tuple[Array, Array, Block]:
     return innovation, gain, jnp.concatenate([posterior[None], root[2:]])
 
 
+def condition_pairs(stack: Block, j: Array | None) -> tuple[Array, Array, Block]:
+    """What ``rotate`` gives for n = 2, from any root of C⁻, with a third of the divisions and roots.
+
+    Given a zero residual, only the direction (1, j) is left, with variance det C⁻/S; and det C⁻ is the sum of
+    the squared minors of its root (Cauchy and Binet): nothing cancels.
+    """
+    value, slope = stack[:, 0], stack[:, 1]
+    residual = slope if j is None else slope - j * value
+    innovation = safe_sqrt(jnp.sum(residual**2, axis=0))
+    inverse = safe_divide(jnp.ones_like(innovation), innovation)
+    gain = jnp.sum(stack * residual[:, None], axis=0) * inverse**2
+    pairs = [(a, b) for a in range(stack.shape[0]) for b in range(a)]
+    minors = sum((value[a] * slope[b] - value[b] * slope[a]) ** 2 for a, b in pairs)
+    left = -safe_sqrt(minors) * inverse  # the sign that a rotation gives
+    return innovation, gain, jnp.stack([left, jnp.zeros_like(left) if j is None else j * left])[None]
+
+
 def correct(
     root: Block, transition: BlockTransition, scale: Array, jacobian: Array | None
 ) -> tuple[Array, Array, Block]:
@@ -132,7 +149,11 @@ def correct(
     The Jacobian has the batch's shape, or is None for zero.
     """
     j = None if jacobian is None else jacobian * transition.step_ratio
-    innovation, gain, posterior = rotate(extrapolate(root, transition, scale), j)
+    if root.shape[1] == 2 and not few(root):
+        _, moved, noise = _stack(root, transition, scale, compact=False)
+        innovation, gain, posterior = condition_pairs(jnp.concatenate([moved, noise]), j)
+    else:
+        innovation, gain, posterior = rotate(extrapolate(root, transition, scale), j)
     scales = transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
     anchor = transition.scaling[1]
     return anchor * innovation, gain * (scales / anchor), posterior * scales
