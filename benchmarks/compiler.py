@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Row, medians, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
 from millipode.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way
 from millipode.driver import advance_in_place, begin, is_small, split
+from millipode.experiments.measuring import Row, medians
 from millipode.problems import Problem
 from millipode.solve import prepare
 

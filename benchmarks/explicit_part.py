@@ -9,12 +9,13 @@ Run: ``python benchmarks/explicit_part.py``.
 
 import jax.numpy as jnp
 import numpy as np
-from harness import Row, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
 from millipode.basis import Identity
 from millipode.covariance import BlockDiagonal
+from millipode.experiments.measuring import Row
 from millipode.priors import Prior
 from millipode.solve import prepare
 

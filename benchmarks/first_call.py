@@ -11,8 +11,10 @@ import subprocess
 import sys
 
 import numpy as np
-from harness import Claim, Row, at_most, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
+
+from millipode.experiments.measuring import Claim, Row, at_most
 
 PROBLEMS = {
     "Lotka–Volterra, d = 2": "mp.problems.lotka_volterra()",

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 from growth import copies_of_y
-from harness import Claim, Row, at_least, at_most, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 from methods import probdiffeq_parts
 from probdiffeq import ivpsolve, probdiffeq
 from scipy.integrate import solve_ivp
 
 import millipode as mp
+from millipode.experiments.measuring import Claim, Row, at_least, at_most
 from millipode.problems import Problem
 
 RTOL, ATOL = 1e-3, 1e-5

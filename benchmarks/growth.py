@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from harness import Claim, Row, at_most, publish, quick, timings
+from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
 from millipode.driver import advance_in_place, begin, split
+from millipode.experiments.measuring import Claim, Row, at_most, timings
 from millipode.problems import Problem
 from millipode.solve import prepare
 

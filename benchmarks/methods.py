@@ -1,71 +1,27 @@
-"""Our solvers and those of others behind one interface, each as its documentation says to use it.
+"""Solvers of other libraries behind the interface of our own, each as its documentation says to use it.
 
-A method takes a problem and returns ``run(t1, tolerance)``, which solves it up to t1 at rtol = atol =
-tolerance and compiles nothing after the first call.
+The interface, our solvers and SciPy's are in ``millipode.experiments.methods``.
 
-- millipode: a plain ``mp.solve(..., save="end")``.
 - diffrax: ``diffeqsolve`` inside ``jit``, its default step-size control (faster here than PI), nothing kept
   for derivatives, the final value saved.
 - probdiffeq: ``solve_adaptive_terminal_values`` inside ``jit``, a filter with dynamic calibration,
   Taylor-mode initialisation, its default error estimate and control.
-- SciPy: ``solve_ivp`` with a right-hand side in NumPy, and a Jacobian for implicit methods.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import diffrax
 import jax
-import numpy as np
 from jax import Array
 from probdiffeq import ivpsolve, probdiffeq
-from scipy.integrate import solve_ivp
 
-import millipode as mp
+from millipode.experiments.methods import MAX_STEPS, Answer, Method, Run
 from millipode.problems import Problem
 
-MAX_STEPS = 10**6
 ISOTROPIC = probdiffeq.state_space_model_isotropic()
 BLOCK_DIAGONAL = probdiffeq.state_space_model_blockdiag()
 DENSE = probdiffeq.state_space_model_dense()
-
-
-class Answer(NamedTuple):
-    """The final value after an axis for time; its standard deviation, accepted steps, evaluations of f."""
-
-    y: Any
-    std: Any = None
-    steps: Any = None
-    evaluations: Any = None
-
-
-Run = Callable[[float, float], Answer]
-Method = Callable[[Problem], Run]
-
-
-def ours(kind: type, order: int, **options: Any) -> Method:
-    """One of our solvers; a diagonal Jacobian comes from the problem."""
-
-    def method(problem: Problem) -> Run:
-        diagonal = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
-        solver = kind(order, **options, **diagonal)
-
-        def run(t1: float, tolerance: float) -> Answer:
-            sol = mp.solve(
-                problem.f,
-                problem.y0,
-                (problem.t_span[0], t1),
-                solver=solver,
-                rtol=tolerance,
-                atol=tolerance,
-                save="end",
-                max_steps=MAX_STEPS,
-            )
-            return Answer(sol.mean, sol.std, sol.stats.steps, sol.stats.f_evals)
-
-        return run
-
-    return method
 
 
 def from_diffrax(kind: type) -> Method:
@@ -127,22 +83,6 @@ def probdiffeq_parts(
         return model.prior_wiener_integrated(series)
 
     return solver, probdiffeq.error_residual_std(constraint=constraint), initialise
-
-
-def from_scipy(name: str, f: Callable, jacobian: Callable) -> Method:
-    """A method of ``solve_ivp``, with f and its Jacobian for NumPy arrays."""
-
-    def method(problem: Problem) -> Run:
-        t0, y0 = problem.t_span[0], np.asarray(problem.y0)
-        implicit = {"jac": jacobian} if name in ("Radau", "BDF", "LSODA") else {}
-
-        def run(t1: float, tolerance: float) -> Answer:
-            sol = solve_ivp(f, (t0, t1), y0, name, rtol=max(tolerance, 1e-13), atol=tolerance, **implicit)
-            return Answer(sol.y[:, -1:].T, None, None, sol.nfev)
-
-        return run
-
-    return method
 
 
 def evaluations(method: Method, problem: Problem) -> Callable[[float, float], int]:

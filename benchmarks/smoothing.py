@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from harness import Claim, Row, at_most, medians, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
+from millipode.experiments.measuring import Claim, Row, at_most, medians
 from millipode.problems import Problem
 
 VECTOR = mp.DynamicDiffusion(vector=True)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from harness import Claim, Row, at_most, medians, publish, quick
+from harness import publish, quick
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import millipode as mp
+from millipode.experiments.measuring import Claim, Row, at_most, medians
 
 STEP, FEW_STEPS, STEPS = 1e-4, 4, 24
 

@@ -18,12 +18,13 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Claim, Row, at_least, at_most, bandwidth, medians, publish, quick, timings
+from harness import publish, quick
 from matplotlib.figure import Figure
 from methods import BLOCK_DIAGONAL, ISOTROPIC, Method, from_diffrax, from_probdiffeq, ours, probdiffeq_parts
 
 import millipode as mp
 from millipode.driver import advance_in_place, begin, split
+from millipode.experiments.measuring import Claim, Row, at_least, at_most, bandwidth, medians, timings
 from millipode.problems import Problem
 from millipode.solve import prepare
 

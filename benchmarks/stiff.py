@@ -26,12 +26,13 @@ import jax.numpy as jnp
 import lineax
 import numpy as np
 import optimistix
-from harness import Claim, Row, at_least, at_most, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 from scipy.integrate import solve_ivp
 from scipy.sparse import csc_matrix, diags, identity, kron
 
 import millipode as mp
+from millipode.experiments.measuring import Claim, Row, at_least, at_most
 from millipode.priors import Prior
 from millipode.problems import Problem
 

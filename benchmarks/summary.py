@@ -5,7 +5,9 @@ Run: ``python benchmarks/summary.py [--quick]``, after them.
 
 import json
 
-from harness import RESULTS, description, quick, table
+from harness import RESULTS, quick
+
+from millipode.experiments.measuring import description, table
 
 
 def main() -> None:

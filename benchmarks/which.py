@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import numpy as np
-from harness import Row, publish, quick
+from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
+from millipode.experiments.measuring import Row
 from millipode.problems import Problem
 
 LIMIT = 20_000

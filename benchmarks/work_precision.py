@@ -15,7 +15,7 @@ from typing import NamedTuple
 import diffrax
 import jax
 import numpy as np
-from harness import Claim, Row, at_least, at_most, medians, publish, quick
+from harness import publish, quick
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from methods import (
@@ -32,6 +32,7 @@ from methods import (
 from scipy.integrate import solve_ivp
 
 import millipode as mp
+from millipode.experiments.measuring import Claim, Row, at_least, at_most, medians
 from millipode.problems import Problem
 
 ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]

@@ -1,16 +1,22 @@
 """The progress bar reports, and changes nothing."""
 
 import builtins
+import signal
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import millipode as mp
+from millipode.progress import Interruption
 
 
 def decay(t, y):
     return -y
+
+
+def oscillation(t, y):
+    return jnp.stack([y[1], -y[0]])
 
 
 @pytest.mark.parametrize("save", ["end", "steps", [0.3, 1.0]], ids=str)
@@ -52,3 +58,53 @@ def test_the_bar_is_closed_when_the_solve_fails(capsys):
     with pytest.raises(mp.SolveError):
         mp.solve(lambda t, y: y**2, jnp.ones(1), (0.0, 2.0), progress=True, save="end")
     assert "accepted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save": "steps"},
+        {"save": "steps", "smooth": "recompute"},
+        {"save": [0.01, 0.02, 1e3]},
+        {"save": "end"},
+    ],
+    ids=["steps", "recompute", "times", "end"],
+)
+def test_an_interrupted_solve_gives_what_it_has(options):
+    calls, interrupted = [], []
+
+    def interrupt(now):
+        calls.append(now)
+        if now.t > 0.1 and not interrupted:
+            interrupted.append(now)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(mp.SolveInterrupted, match="INTERRUPTED at t = ") as caught:
+        mp.solve(
+            oscillation,
+            jnp.ones(2),
+            (0.0, 1e3),
+            progress=interrupt,
+            rtol=1e-8,
+            throw=False,
+            max_steps=10**6,
+            **options,
+        )
+    sol = caught.value.solution
+    assert sol.status is mp.Status.INTERRUPTED and 0.1 < caught.value.t < 1e3
+    assert isinstance(caught.value, KeyboardInterrupt)
+    if "steps" in options["save"]:
+        assert len(sol.t) == int(sol.stats.steps) + 1 and float(sol.t[-1]) == caught.value.t
+    elif options["save"] != "end":
+        np.testing.assert_allclose(sol.t, [0.01, 0.02])
+    np.testing.assert_allclose(sol.mean[:, 0], jnp.cos(sol.t) + jnp.sin(sol.t), rtol=1e-5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    accepted = [now.accepted for now in calls]
+    assert accepted == sorted(accepted) and calls[-1].rate > 0
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    with pytest.raises(KeyboardInterrupt), Interruption():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,7 +6,8 @@ from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
 from millipode.grids import Grid
 from millipode.linearise import Stencil
 from millipode.priors import IOUP, IWP, MaternProcess
-from millipode.solution import Marginal, Solution, SolveError, Stats, Status
+from millipode.progress import Progress
+from millipode.solution import Marginal, Solution, SolveError, SolveInterrupted, Stats, Status
 from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
 from millipode.spatial import GMRF, Matern
@@ -30,8 +31,10 @@ __all__ = [
     "Matern",
     "MaternProcess",
     "PIController",
+    "Progress",
     "Solution",
     "SolveError",
+    "SolveInterrupted",
     "SpectralEK1",
     "Stats",
     "Status",

@@ -5,7 +5,7 @@ beforehand: how many steps there will be to save, and when to draw the progress 
 """
 
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from millipode.diffusion import DynamicDiffusion
 from millipode.fields import Field, size
 from millipode.loop import Carry, Outcome, Setup
 from millipode.posterior import Marginals
-from millipode.progress import ProgressBar
+from millipode.progress import Interruption, Progress, ProgressBar, Show
 from millipode.saving import MAX_STRIDE, CountSteps, Record, SaveSteps
 from millipode.smoothing import Gaussian
 from millipode.solution import RUNNING, Status
@@ -134,31 +134,25 @@ def _collect_steps(
     return loop.conclude(setup, carry, saved), first
 
 
-def in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+def in_segments(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool | Show) -> Outcome:
     """Advance in as many compiled segments as saving and the progress bar ask for."""
     setup = join(static, arrays)
     keeps_steps = isinstance(setup.plan, SaveSteps)
-    pace = Pace(setup) if progress else None
     full_records = []
     carry = begin(static, arrays, y0)
-    try:
+    with Pace(setup, progress) as pace:
         while True:
-            limit = pace.limit(carry) if pace else setup.max_steps
-            carry = advance_in_place(static, arrays, carry, np.int32(limit))
-            status, attempts = int(carry.status), int(carry.steps) + int(carry.rejected)
-            if status != RUNNING or attempts >= setup.max_steps:
+            carry = advance_in_place(static, arrays, carry, np.int32(pace.limit(carry)))
+            carry = pace.judged(carry)
+            if pace.is_over(carry):
                 break
             if keeps_steps and not setup.plan.has_room(carry.record):
                 full_records.append(carry.record)
                 if sum(x.nbytes for x in jax.tree.leaves(full_records)) > budget:
-                    carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
+                    carry = ended(carry, Status.OUT_OF_MEMORY)
                     break
                 carry = carry._replace(record=_empty_record(static, arrays, carry))
-        if pace:
-            pace.limit(carry)
-    finally:
-        if pace:
-            pace.close()
+        pace.limit(carry)
     if not keeps_steps:
         return _finish(static, arrays, carry)
     # Backwards, because what is known at the end of a segment comes from the one after it.
@@ -199,40 +193,39 @@ class Trail(NamedTuple):
         return Trail(self.starts[::2], times, 2 * self.stride)
 
 
-def by_recomputation(static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool) -> Outcome:
+def by_recomputation(
+    static: tuple, arrays: list[Array], y0: Field, budget: int, progress: bool | Show
+) -> Outcome:
     """Smooth every step in the memory of √N states: keep a state now and then, and take the steps again."""
     setup = join(static, arrays)
-    trail, final = _there(setup, begin(static, arrays, y0), budget, Pace(setup) if progress else None)
+    carry = begin(static, arrays, y0)
+    with Pace(setup, progress) as pace:
+        trail, final = _there(setup, carry, budget, pace)
     return _and_back(setup, trail, final)
 
 
-def _there(setup: Setup, carry: Carry, budget: int, pace: "Pace | None") -> tuple[Trail, Carry]:
+def _there(setup: Setup, carry: Carry, budget: int, pace: "Pace") -> tuple[Trail, Carry]:
     """Forwards, with as many states kept as there are steps between two; if more, every other is dropped."""
     trail = Trail([], [], FIRST_STRIDE)
-    try:
-        while True:
-            if not trail.starts or trail.times[-1].size == trail.stride:
-                trail.starts.append(jax.tree.map(jnp.copy, carry._replace(record=None)))
-                trail.times.append(np.zeros(0, carry.h.dtype))
-            room = trail.stride - trail.times[-1].size
-            arrays, static = split(setup._replace(plan=CountSteps(np.asarray(room, np.int32))))
-            carry = carry._replace(record=_empty_record(static, arrays, carry))
-            limit = pace.limit(carry) if pace else setup.max_steps
-            carry = advance_in_place(static, arrays, carry, np.int32(limit))
-            times = np.asarray(carry.record.buffers)[: int(carry.record.filled)]
-            trail.times[-1] = np.concatenate([trail.times[-1], times])
-            if int(carry.status) != RUNNING or int(carry.steps) + int(carry.rejected) >= setup.max_steps:
-                break
-            if len(trail.starts) == trail.stride < MAX_STRIDE and trail.times[-1].size == trail.stride:
-                trail = trail.coarser()
-            if sum(x.nbytes for x in jax.tree.leaves(trail.starts)) > budget:
-                carry = carry._replace(status=jnp.asarray(Status.OUT_OF_MEMORY, jnp.int32))
-                break
-        if pace:
-            pace.limit(carry)
-    finally:
-        if pace:
-            pace.close()
+    while True:
+        if not trail.starts or trail.times[-1].size == trail.stride:
+            trail.starts.append(jax.tree.map(jnp.copy, carry._replace(record=None)))
+            trail.times.append(np.zeros(0, carry.h.dtype))
+        room = trail.stride - trail.times[-1].size
+        arrays, static = split(setup._replace(plan=CountSteps(np.asarray(room, np.int32))))
+        carry = carry._replace(record=_empty_record(static, arrays, carry))
+        carry = advance_in_place(static, arrays, carry, np.int32(pace.limit(carry)))
+        times = np.asarray(carry.record.buffers)[: int(carry.record.filled)]
+        trail.times[-1] = np.concatenate([trail.times[-1], times])
+        carry = pace.judged(carry)
+        if pace.is_over(carry):
+            break
+        if len(trail.starts) == trail.stride < MAX_STRIDE and trail.times[-1].size == trail.stride:
+            trail = trail.coarser()
+        if sum(x.nbytes for x in jax.tree.leaves(trail.starts)) > budget:
+            carry = ended(carry, Status.OUT_OF_MEMORY)
+            break
+    pace.limit(carry)
     return trail, carry._replace(record=None)
 
 
@@ -258,29 +251,56 @@ def _and_back(setup: Setup, trail: Trail, final: Carry) -> Outcome:
     return trimmed(outcomes[::-1], isinstance(setup.model.diffusion, DynamicDiffusion))
 
 
-class Pace:
-    """How many steps to take between two updates of the progress bar: about a fifth of a second."""
+def ended(carry: Carry, status: Status) -> Carry:
+    """A loop that the host ends."""
+    return carry._replace(status=jnp.asarray(status, jnp.int32))
 
-    def __init__(self, setup: Setup):
-        self.bar = ProgressBar(float(setup.t0), float(setup.t1))
+
+class Pace:
+    """Says how long a segment may be, and when there shall be no more of them.
+
+    With progress to show, a segment lasts about a fifth of a second.
+    """
+
+    def __init__(self, setup: Setup, progress: bool | Show):
+        self.bar = ProgressBar(float(setup.t0), float(setup.t1)) if progress is True else None
+        self.show = progress if callable(progress) else self.bar
+        self.interruption = Interruption()
         self.max_steps, self.chunk, self.done = setup.max_steps, 8, 0
         self.clock = time.perf_counter()
 
+    def __enter__(self) -> Self:
+        self.interruption.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.interruption.__exit__(*error)
+        if self.bar is not None:
+            self.bar.close()
+
     def limit(self, carry: Carry) -> int:
-        """Draw the bar, and say up to how many attempts to go on."""
+        """Show how far it has come, and say up to how many attempts to go on."""
+        if self.show is None:
+            return self.max_steps
         accepted, rejected = int(carry.steps), int(carry.rejected)
         now = time.perf_counter()
         elapsed, attempts = now - self.clock, accepted + rejected
         rate = (attempts - self.done) / elapsed if elapsed > 0 else 0.0
         if attempts:
-            self.bar.update(float(carry.state.t), float(carry.h), accepted, rejected, rate)
+            self.show(Progress(float(carry.state.t), float(carry.h), accepted, rejected, rate))
             self.chunk = max(1, min(4 * self.chunk, int(0.2 * rate)))
         self.clock, self.done = now, attempts
         return min(self.max_steps, attempts + self.chunk)
 
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self.bar.close()
+    def judged(self, carry: Carry) -> Carry:
+        """Ended, if somebody has asked for that while it was running."""
+        is_running = int(carry.status) == RUNNING
+        return ended(carry, Status.INTERRUPTED) if is_running and self.interruption.requested else carry
+
+    def is_over(self, carry: Carry) -> bool:
+        """Whether there is nothing more to do."""
+        attempts = int(carry.steps) + int(carry.rejected)
+        return int(carry.status) != RUNNING or attempts >= self.max_steps
 
 
 def trimmed(outcomes: list[Outcome], dynamic: bool) -> Outcome:

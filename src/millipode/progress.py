@@ -1,10 +1,32 @@
-"""A progress bar that is drawn between compiled segments."""
+"""What is seen of a solve while it runs, and how to stop it: between compiled segments, on the host."""
 
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, Self
+
+
+class Progress(NamedTuple):
+    """How far a solve has come.
+
+    Attributes:
+        t: the time reached.
+        h: the size of the next step.
+        accepted: steps.
+        rejected: attempts.
+        rate: attempts per second, lately.
+    """
+
+    t: float
+    h: float
+    accepted: int
+    rejected: int
+    rate: float
 
 
 class ProgressBar:
-    """Shows t, h, accepted and rejected steps, and the rate."""
+    """Shows t, h, accepted and rejected steps, the rate, and the time that is left."""
 
     def __init__(self, t0: float, t1: float):
         try:
@@ -19,14 +41,50 @@ class ProgressBar:
             bar_format="{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]",
         )
 
-    def update(self, t: float, h: float, accepted: int, rejected: int, rate: float) -> None:
-        """Draw the bar at time t; ``rate`` is in attempted steps per second."""
+    def __call__(self, now: Progress) -> None:
+        """Draw the bar at time t."""
         span = self.t1 - self.t0
-        self.bar.n = (t - self.t0) / span if span else 1.0
+        self.bar.n = (now.t - self.t0) / span if span else 1.0
         self.bar.set_description_str(
-            f"t={t:.4g}, h={h:.2e}, {accepted} accepted, {rejected} rejected, {rate:.3g} steps/s"
+            f"t={now.t:.4g}, h={now.h:.2e}, {now.accepted} accepted, {now.rejected} rejected, "
+            f"{now.rate:.3g} steps/s"
         )
 
     def close(self) -> None:
         """Leave the bar as it stands."""
         self.bar.close()
+
+
+Show = Callable[[Progress], None]
+
+
+class Interruption:
+    """Turns Ctrl-C into a request, so that a solve can stop where nothing is lost; a second one is Python's.
+
+    >>> with Interruption() as interruption:
+    ...     signal.raise_signal(signal.SIGINT)
+    >>> interruption.requested
+    True
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.before: Any = None
+
+    def __enter__(self) -> Self:
+        # Only the main thread may set handlers, and only Python's own is ours to replace.
+        is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if is_ours and threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._request)
+        return self
+
+    def _request(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)

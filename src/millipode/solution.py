@@ -29,6 +29,7 @@ class Status(enum.IntEnum):
     STEP_TOO_SMALL = 2
     NON_FINITE = 3
     OUT_OF_MEMORY = 4
+    INTERRUPTED = 5
 
     @property
     def explanation(self) -> str:
@@ -55,6 +56,9 @@ _EXPLANATIONS = {
     Status.OUT_OF_MEMORY: (
         "Saving every step filled the memory that is available for it. Use save=times with the times that "
         "matter, save='end', or smooth='recompute', which keeps less per step."
+    ),
+    Status.INTERRUPTED: (
+        "The solve was interrupted. What it had saved until then is in the solution that comes with this."
     ),
 }
 
@@ -205,6 +209,16 @@ class Solution:
 
         return plot(self, **options)
 
+    def to_xarray(self, **options: Any) -> Any:
+        """Mean, standard deviation and diffusion as an ``xarray.Dataset`` with named axes.
+
+        Options are those of ``millipode.datasets.to_dataset``: ``grid``, ``components``, ``samples``,
+        ``attributes``.
+        """
+        from millipode.datasets import to_dataset
+
+        return to_dataset(self, **options)
+
     @property
     def status(self) -> Any:
         """A ``Status``; an array of codes under a transformation or for a batch of solutions."""
@@ -300,3 +314,7 @@ class SolveError(RuntimeError):
         self.solution = solution
         self.status = solution.status
         self.t, self.h = (float(x) for x in solution.reached)
+
+
+class SolveInterrupted(SolveError, KeyboardInterrupt):
+    """A solve that was stopped by Ctrl-C; its ``solution`` holds what was reached until then."""

@@ -27,8 +27,9 @@ from millipode.fields import Field, dtype
 from millipode.fixedpoint import SmoothTimes
 from millipode.linearise import DiagonalFirstOrder, VectorField
 from millipode.loop import Outcome, Setup
+from millipode.progress import Show
 from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes
-from millipode.solution import Solution, SolveError
+from millipode.solution import Solution, SolveError, SolveInterrupted, Status
 from millipode.solvers import EK0, Solver
 from millipode.step import Filter
 
@@ -55,7 +56,7 @@ def solve(
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
     throw: bool = True,
-    progress: bool = False,
+    progress: bool | Show = False,
 ) -> Solution:
     """Solve y' = f(t, y), y(t0) = y0, and return a Gaussian posterior over y.
 
@@ -84,7 +85,8 @@ def solve(
         max_steps: the bound on attempted steps.
         throw: raise ``mp.SolveError`` if t1 is not reached. Without it, look at ``Solution.success``;
             the solution then holds what was reached.
-        progress: show a bar.
+        progress: show a bar; or call a function with every ``Progress`` made. Ctrl-C then raises
+            ``mp.SolveInterrupted``, with the solution up to there.
 
     >>> import jax.numpy as jnp, millipode as mp
     >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0), save="end")
@@ -115,6 +117,8 @@ def solve(
     if concrete and not solution.success:
         if isinstance(setup.plan, SaveTimes):
             solution = _solution(trimmed([outcome], dynamic), setup.model)
+        if solution.status is Status.INTERRUPTED:
+            raise SolveInterrupted(solution)
         if throw:
             raise SolveError(solution)
     return solution

@@ -136,8 +136,8 @@ def condition_pairs(stack: Block, j: Array | None) -> tuple[Array, Array, Block]
     inverse = safe_divide(jnp.ones_like(innovation), innovation)
     gain = jnp.sum(stack * residual[:, None], axis=0) * inverse**2
     pairs = [(a, b) for a in range(stack.shape[0]) for b in range(a)]
-    minors = sum((value[a] * slope[b] - value[b] * slope[a]) ** 2 for a, b in pairs)
-    left = -safe_sqrt(minors) * inverse  # the sign that a rotation gives
+    minors = [(value[a] * slope[b] - value[b] * slope[a]) ** 2 for a, b in pairs]
+    left = -safe_sqrt(functools.reduce(jnp.add, minors)) * inverse  # the sign that a rotation gives
     return innovation, gain, jnp.stack([left, jnp.zeros_like(left) if j is None else j * left])[None]
 
 

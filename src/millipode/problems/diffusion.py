@@ -100,7 +100,14 @@ def burgers(n: int, dimensions: Literal[1, 2] = 1, viscosity: float = 0.01) -> P
         x, y = grid.coordinates
         wave = jnp.sin(2 * jnp.pi * x) * jnp.cos(2 * jnp.pi * y)
         y0 = jnp.stack([wave + 0.3, -jnp.cos(2 * jnp.pi * x) * jnp.sin(2 * jnp.pi * y)])
-    return Problem(Burgers(viscosity, grid), y0, (0.0, 1.0), grid=grid, linear=grid.diffusion(viscosity))
+    return Problem(
+        Burgers(viscosity, grid),
+        y0,
+        (0.0, 1.0),
+        grid=grid,
+        linear=grid.diffusion(viscosity),
+        components=None if dimensions == 1 else ("u", "v"),
+    )
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,9 @@ def fitzhugh_nagumo(
     k: float = -5e-3,
     tau: float = 0.1,
     seed: int = 0,
+    length: float = 1.0,
 ) -> Problem:
-    """The FitzHugh–Nagumo model of excitable tissue on the unit square, 2n² unknowns.
+    """The FitzHugh–Nagumo model of excitable tissue on a square, 2n² unknowns.
 
         ∂u/∂t = aΔu + u − u³ − v + k
         ∂v/∂t = (bΔv + u − v)/τ
@@ -59,11 +60,14 @@ def fitzhugh_nagumo(
         k: feed.
         tau: time scale of v.
         seed: of the initial values.
+        length: of a side.
     """
     if n < 2:
         raise ValueError(f"fitzhugh_nagumo: n must be at least 2, got {n}.")
-    grid = Grid((n, n), (1.0, 1.0), "neumann")
+    grid = Grid((n, n), length, "neumann")
     f = FitzHughNagumo(a, b, k, tau, grid)
     linear = grid.diffusion([a, b / tau], shift=[0.0, -1 / tau])
     y0 = jnp.asarray(np.random.default_rng(seed).uniform(size=(2, n, n)), jnp.result_type(float))
-    return Problem(f, y0, (0.0, 20.0), JacobianDiagonal(f), Stencil(axes=(-2, -1)), grid, linear)
+    return Problem(
+        f, y0, (0.0, 20.0), JacobianDiagonal(f), Stencil(axes=(-2, -1)), grid, linear, components=("u", "v")
+    )

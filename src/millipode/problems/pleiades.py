@@ -34,4 +34,5 @@ def pleiades() -> Problem:
     x, y = [3.0, 3, -1, -3, 2, -2, 2], [3.0, -3, 2, 0, 0, -4, 4]
     v, w = [0.0, 0, 0, 0, 0, 1.75, -1.5], [0.0, 0, 0, -1.25, 1, 0, 0]
     y0 = jnp.array([*x, *y, *v, *w])
-    return Problem(_f, y0, (0.0, 3.0), _jacobian_diagonal)
+    names = tuple(f"{quantity}{i}" for quantity in "xyvw" for i in range(1, 8))
+    return Problem(_f, y0, (0.0, 3.0), _jacobian_diagonal, components=names)

@@ -26,7 +26,9 @@ class Logistic:
 def logistic(rate: float = 2.0) -> Problem:
     """Logistic growth, whose solution is known: y(t) = 1/(1 + 9 exp(−r t)).
 
-        y' = r y (1 − y),   y(0) = 0.1,   t ∈ [0, 5]
+        y' = r y (1 − y)
+
+    from y = 0.1, t ∈ [0, 5].
 
     Args:
         rate: r.
@@ -49,6 +51,14 @@ def _lotka_volterra_diagonal(t: Array, y: Float[Array, "2"]) -> Float[Array, "2"
 def lotka_volterra() -> Problem:
     """Prey and predators, which follow each other in cycles.
 
-    y₁' = 0.5 y₁ − 0.05 y₁y₂,   y₂' = −0.5 y₂ + 0.05 y₁y₂,   y(0) = (20, 20),   t ∈ [0, 20]
+        y₁' = 0.5 y₁ − 0.05 y₁y₂,   y₂' = −0.5 y₂ + 0.05 y₁y₂
+
+    from y = (20, 20), t ∈ [0, 20].
     """
-    return Problem(_lotka_volterra, jnp.array([20.0, 20.0]), (0.0, 20.0), _lotka_volterra_diagonal)
+    return Problem(
+        _lotka_volterra,
+        jnp.array([20.0, 20.0]),
+        (0.0, 20.0),
+        _lotka_volterra_diagonal,
+        components=("prey", "predators"),
+    )

@@ -26,6 +26,7 @@ class Problem(NamedTuple):
         grid: the grid of a discretised PDE.
         linear: its stiff linear part, for ``mp.SpectralEK1``.
         solution: y(t), where it is known.
+        components: names along the first axis of y.
     """
 
     f: Callable
@@ -36,6 +37,7 @@ class Problem(NamedTuple):
     grid: Grid | None = None
     linear: Linear | None = None
     solution: Callable | None = None
+    components: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

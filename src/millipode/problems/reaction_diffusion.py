@@ -204,4 +204,5 @@ def _problem(f: Callable, y0: Array, t1: float, grid: Grid, linear: Linear) -> P
     stencil = Stencil(
         axes=tuple(range(-len(grid.shape), 0)), periodic=tuple(b == "periodic" for b in grid.boundary)
     )
-    return Problem(f, y0, (0.0, t1), JacobianDiagonal(f), stencil, grid, linear)
+    components = ("u", "v") if y0.ndim > len(grid.shape) else None
+    return Problem(f, y0, (0.0, t1), JacobianDiagonal(f), stencil, grid, linear, components=components)

@@ -26,10 +26,10 @@ class VanDerPol:
 def van_der_pol(mu: float = 1.0) -> Problem:
     """Van der Pol's oscillator.
 
-        y₁' = y₂,   y₂' = μ((1 − y₁²) y₂ − y₁),   y(0) = (2, 0),   t ∈ [0, 6.3]
+        y₁' = y₂,   y₂' = μ((1 − y₁²) y₂ − y₁)
 
-    Mild for μ = 1. For large μ, y₁ creeps along y₁ = ±2 … ±1 and then jumps within a time of 1/μ, which
-    explicit methods pay for with steps of 1/μ everywhere.
+    from y = (2, 0), t ∈ [0, 6.3]. Mild for μ = 1. For large μ, y₁ creeps along y₁ = ±2 … ±1 and then jumps
+    within a time of 1/μ, which explicit methods pay for with steps of 1/μ everywhere.
 
     Source: Hairer, Wanner, *Solving Ordinary Differential Equations II*; Krämer et al. (2022), E.4.
 
@@ -39,4 +39,5 @@ def van_der_pol(mu: float = 1.0) -> Problem:
     if not mu > 0:
         raise ValueError(f"van_der_pol: mu must be positive, got {mu}.")
     f = VanDerPol(mu)
-    return Problem(f, jnp.array([2.0, 0.0]), (0.0, 6.3), JacobianDiagonal(f))
+    y0 = jnp.array([2.0, 0.0])
+    return Problem(f, y0, (0.0, 6.3), JacobianDiagonal(f), components=("y₁", "y₂"))

@@ -1,0 +1,5 @@
+"""The ``millipode`` command."""
+
+from millipode.cli.app import app, main
+
+__all__ = ["app", "main"]

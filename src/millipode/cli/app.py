@@ -1,0 +1,269 @@
+"""What the ``millipode`` command understands."""
+
+import enum
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+except ImportError as error:
+    raise SystemExit("The millipode command needs typer: pip install 'millipode[cli]'.") from error
+
+from millipode.cli import catalogue
+from millipode.cli.catalogue import UsageError
+from millipode.progress import Interruption
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Solve differential equations with uncertainty, from one unknown to tens of millions.",
+)
+
+SolverName = enum.Enum("SolverName", {name: name for name in catalogue.SOLVERS}, type=str)  # type: ignore[misc]
+DiffusionName = enum.Enum(  # type: ignore[misc]
+    "DiffusionName", {name: name for name in catalogue.DIFFUSIONS}, type=str
+)
+
+
+class Format(enum.StrEnum):
+    """Of the dataset."""
+
+    nc = "nc"
+    zarr = "zarr"
+
+
+class Movie(enum.StrEnum):
+    """Of the animation."""
+
+    gif = "gif"
+    mp4 = "mp4"
+
+
+class Figure(enum.StrEnum):
+    """Of the paper."""
+
+    showcase = "showcase"
+    step_cost = "step-cost"
+    pleiades = "pleiades"
+    high_dimensional = "high-dimensional"
+    stability = "stability"
+    all = "all"
+
+
+@app.command()
+def solve(
+    problem: Annotated[
+        str | None, typer.Argument(help="A problem of the library; 'millipode problems' lists them.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE.PY:NAME",
+            help="Your own problem instead: an mp.problems.Problem, or a function that returns one, in a "
+            "file or a module.",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="How large: unknowns, or cells along each side, such as 64 or 64x32.")
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A parameter of the problem; as often as needed."),
+    ] = None,
+    t1: Annotated[float | None, typer.Option(help="Where to stop, if not at the problem's own end.")] = None,
+    solver: Annotated[
+        SolverName | None,
+        typer.Option(help="By default spectral-ek1 for PDEs on grids, ek1 for a few unknowns, else ek0."),
+    ] = None,
+    order: Annotated[
+        int | None, typer.Option(min=1, max=11, help="ν, the number of derivatives in the state.")
+    ] = None,
+    rtol: Annotated[float, typer.Option(help="Relative tolerance.")] = 1e-3,
+    atol: Annotated[float, typer.Option(help="Absolute tolerance.")] = 1e-6,
+    diffusion: Annotated[
+        DiffusionName | None, typer.Option(help="How the prior's scale is calibrated; dynamic by default.")
+    ] = None,
+    save_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="5",
+            help="How many times to save, or just these, such as 0,0.5,1; or 'steps', or 'end'. By default "
+            "5 for fields, and every step for a few unknowns.",
+        ),
+    ] = None,
+    smooth: Annotated[
+        bool, typer.Option(help="Condition on all steps, or only on those before each time.")
+    ] = True,
+    samples: Annotated[int, typer.Option(min=0, help="Joint samples to write along.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    float32: Annotated[bool, typer.Option("--float32", help="Single precision.")] = False,
+    max_steps: Annotated[int, typer.Option(min=1, help="The bound on attempted steps.")] = 1_000_000,
+    animate: Annotated[
+        Movie | None, typer.Option(help="Also write an animation of a field; 60 times unless --save-at says.")
+    ] = None,
+    file_format: Annotated[Format, typer.Option("--format", help="NetCDF or Zarr.")] = Format.nc,
+    plot: Annotated[bool, typer.Option(help="Draw a picture.")] = True,
+    out: Annotated[Path | None, typer.Option(help="The folder to write to; out/PROBLEM by default.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:
+    """Solve a problem; write solution.nc, solution.png and summary.json.
+
+    Exit codes: 0 solved, 1 the solver failed or was interrupted (what it had saved is written all the same),
+    2 bad usage.
+    """
+    import jax
+
+    if not float32:
+        jax.config.update("jax_enable_x64", True)
+    _without_a_screen()
+    from millipode.cli import solving
+
+    try:
+        name, given, parameters = catalogue.chosen(problem, source, size, param or [])
+        given = solving.span(given, t1, float32)
+        kinds = (solver and solver.value, diffusion and diffusion.value)
+        solver_name, recipe = catalogue.solver(kinds[0], given, order, kinds[1])
+        save = solving.save_plan(save_at, given, animate is not None)
+        show = (lambda now: None) if quiet else True
+        job = solving.Job(
+            name, given, parameters, solver_name, recipe, rtol, atol, save, smooth, max_steps, show
+        )
+        folder = Path("out") / name if out is None else out
+        outputs = solving.Outputs(folder, file_format.value, samples, seed, animate and animate.value, plot)
+        solving.check_outputs(outputs, job)
+        if not quiet:
+            how = f"{type(recipe).__name__}({recipe.order})"
+            typer.echo(f"{name}: {solving.unknowns(given)} unknowns, {how}", err=True)
+        with _terminated_as_interrupted():
+            solution, seconds = solving.run(job)
+            with Interruption():  # files are not left half written
+                summary = solving.write(job, outputs, solution, seconds)
+    except UsageError as error:
+        typer.echo(f"millipode: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted before there was anything to save.", err=True)
+        raise typer.Exit(1) from None
+    _tell(summary, folder)
+    if not summary["success"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    figure: Annotated[Figure, typer.Argument(help="Which of the paper's figures.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version, in less than two minutes.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("out/paper"),
+) -> None:
+    """Measure a figure of the paper again: PNG, JSON, and what was claimed beside what was measured.
+
+    A run that was interrupted goes on where it was: data points are kept in the folder.
+    """
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    _without_a_screen()
+    try:
+        from tqdm import tqdm
+
+        from millipode.experiments import EXPERIMENTS
+        from millipode.experiments import reproduce as measure
+    except ImportError as error:
+        raise SystemExit(f"reproduce needs more: pip install 'millipode[cli]' ({error}).") from error
+    names = list(EXPERIMENTS) if figure is Figure.all else [figure.value]
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        with tqdm(total=1, desc=name, bar_format="{desc}: {n_fmt}/{total_fmt} {bar} [{elapsed}]") as bar:
+
+            def show(done: int, total: int, what: str, bar: Any = bar, name: str = name) -> None:
+                bar.total, bar.n = total, done
+                bar.set_description_str(f"{name}: {what}")
+
+            try:
+                report = measure(experiment, out, quick, show)
+            except KeyboardInterrupt:
+                bar.close()
+                typer.echo(f"Interrupted. The same command goes on from here; points are in {out}.", err=True)
+                raise typer.Exit(1) from None
+        typer.echo(experiment.claimed)
+        for claim in report.claims:
+            verdict = "holds" if claim.holds else "DOES NOT HOLD"
+            typer.echo(f"  {claim.what}: measured {claim.measured:.3g}, promised {claim.promised}: {verdict}")
+        typer.echo(f"picture  {report.picture.resolve()}")
+
+
+@app.command()
+def problems() -> None:
+    """What problems there are, with their equations."""
+    typer.echo(catalogue.list_problems())
+
+
+@app.command()
+def solvers() -> None:
+    """What solvers there are, and what they know of the Jacobian."""
+    typer.echo(catalogue.list_solvers())
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """What to paste into a bug report: versions, devices, memory, bandwidth."""
+    from millipode.cli.doctor import as_text, report
+
+    found = report()
+    typer.echo(json.dumps(found, indent=1) if as_json else as_text(found))
+    if found["self-test"] != "ok":
+        raise typer.Exit(1)
+
+
+def _without_a_screen() -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, by which queues and machines that shut down say so, is a Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(summary: dict[str, Any], folder: Path) -> None:
+    """What was done, and where it is."""
+    stats = summary["stats"]
+    if not summary["success"]:
+        typer.echo(summary["message"], err=True)
+        kept = f"{summary['saved_times']} saved times" if summary["saved_times"] else "nothing"
+        typer.echo(f"What was reached is kept: {kept}, up to t = {summary['reached']:.6g}.", err=True)
+    lines = {
+        "steps": f"{stats['steps']} accepted, {stats['rejected']} rejected, {stats['f_evals']} evaluations",
+        "time": f"{summary['seconds']:.2f} s, compilation included",
+    }
+    if "final" in summary:
+        final = summary["final"]
+        error = f", error {final['rms_error']:.3g}" if "rms_error" in final else ""
+        lines[f"t = {final['t']:.6g}"] = (
+            f"rms mean {final['rms_mean']:.4g}, std {final['rms_std']:.3g}{error}"
+        )
+    lines["files"] = ", ".join([*summary["files"], "summary.json"])
+    lines["folder"] = str(folder.resolve())
+    for key, value in lines.items():
+        typer.echo(f"{key:<10}{value}")
+
+
+def main() -> None:
+    """Run the command."""
+    sys.exit(app())

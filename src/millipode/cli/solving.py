@@ -1,0 +1,212 @@
+"""``millipode solve``: one problem, solved, written and drawn."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import millipode as mp
+from millipode import animation, datasets
+from millipode.cli.catalogue import UsageError
+from millipode.experiments.measuring import versions
+from millipode.problems import Problem
+
+STEPS = 1000  # up to this many unknowns, all steps are kept unless something else is said
+FRAMES = 60  # of an animation
+
+
+class Job(NamedTuple):
+    """What to solve, and how."""
+
+    name: str
+    problem: Problem
+    parameters: dict[str, Any]
+    solver_name: str
+    solver: Any
+    rtol: float
+    atol: float
+    save: Any
+    smooth: bool
+    max_steps: int
+    progress: Any
+
+
+class Outputs(NamedTuple):
+    """What to write, and where."""
+
+    folder: Path
+    suffix: str
+    samples: int
+    seed: int
+    animate: str | None
+    pictures: bool
+
+
+def span(problem: Problem, t1: float | None, single: bool) -> Problem:
+    """The problem with its end and its precision set."""
+    t0, end = problem.t_span
+    kind = jnp.float32 if single else None
+    y0 = jax.tree.map(lambda x: jnp.asarray(x, kind or jnp.result_type(float)), problem.y0)
+    return problem._replace(y0=y0, t_span=(t0, end if t1 is None else t1))
+
+
+def unknowns(problem: Problem) -> int:
+    """D."""
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.y0))
+
+
+def save_plan(text: str | None, problem: Problem, animate: bool) -> Any:
+    """What ``--save-at`` means: every step, the end, so many times, or just these."""
+    t0, t1 = problem.t_span
+    if text is None:
+        if animate:
+            text = str(FRAMES)
+        else:
+            text = "5" if problem.grid is not None or unknowns(problem) > STEPS else "steps"
+    if text in ("steps", "end"):
+        return text
+    try:
+        if text.isdigit():
+            count = int(text)
+            if count < 1:
+                raise ValueError
+            return np.linspace(t0, t1, count) if count > 1 else np.array([t1])
+        return np.array([float(part) for part in text.split(",")])
+    except ValueError as error:
+        raise UsageError(
+            f"--save-at takes 'steps', 'end', a number of times such as 5, or times such as 0,0.5,1; got "
+            f"{text!r}."
+        ) from error
+
+
+def run(job: Job) -> tuple[mp.Solution, float]:
+    """Solve; what a failed or interrupted solve has reached is a solution too."""
+    problem, start = job.problem, time.perf_counter()
+    try:
+        sol = mp.solve(
+            problem.f,
+            problem.y0,
+            problem.t_span,
+            solver=job.solver,
+            rtol=job.rtol,
+            atol=job.atol,
+            save=job.save,
+            smooth=job.smooth,
+            max_steps=job.max_steps,
+            throw=False,
+            progress=job.progress,
+        )
+    except mp.SolveInterrupted as interruption:
+        sol = interruption.solution
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    jax.block_until_ready((sol.mean, sol.std))
+    return sol, time.perf_counter() - start
+
+
+def check_outputs(outputs: Outputs, job: Job) -> None:
+    """Refuse what cannot be written before anything is solved."""
+    try:
+        outputs.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {outputs.folder} cannot be made: {error.strerror}.") from error
+    if outputs.samples and (not job.smooth or (isinstance(job.save, str) and job.save == "end")):
+        raise UsageError(
+            "--samples needs --smooth and saved steps or times: joint samples are of the posterior given all "
+            "data."
+        )
+    if outputs.animate is not None:
+        try:
+            animation.check(outputs.animate, job.problem.grid, job.problem.y0)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def write(job: Job, outputs: Outputs, sol: mp.Solution, seconds: float) -> dict[str, Any]:
+    """All files; returns the summary, which is one of them."""
+    folder, problem = outputs.folder, job.problem
+    files: list[Path] = []
+    about = description(job)
+    if len(sol.t):
+        draws = sol.sample(jax.random.key(outputs.seed), num=outputs.samples) if outputs.samples else None
+        dataset = datasets.to_dataset(
+            sol, grid=problem.grid, components=problem.components, samples=draws, attributes=about
+        )
+        files.append(datasets.write(dataset, folder / f"solution.{outputs.suffix}"))
+        if outputs.pictures:
+            files += _picture(sol, folder / "solution.png")
+        if outputs.animate is not None and problem.grid is not None:
+            movie = folder / f"solution.{outputs.animate}"
+            files.append(animation.animate(sol, movie, grid=problem.grid, components=problem.components))
+    summary = {**about, **outcome(problem, sol), "seconds": seconds, "files": [path.name for path in files]}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    return summary
+
+
+def description(job: Job) -> dict[str, Any]:
+    """Everything that was asked for, as plain values."""
+    solver, save = job.solver, job.save
+    kind = type(solver.diffusion).__name__.removesuffix("Diffusion").lower()
+    return {
+        "problem": job.name,
+        "parameters": {key: value for key, value in job.parameters.items() if _is_plain(value)},
+        "unknowns": unknowns(job.problem),
+        "t_span": [float(t) for t in job.problem.t_span],
+        "solver": job.solver_name,
+        "order": solver.order,
+        "diffusion": kind + ("-vector" if solver.diffusion.vector else ""),
+        "structure": solver.structure,
+        "rtol": job.rtol,
+        "atol": job.atol,
+        "save": save if isinstance(save, str) else [float(t) for t in save],
+        "smooth": job.smooth,
+        "dtype": str(jax.tree.leaves(job.problem.y0)[0].dtype),
+        "versions": versions(),
+    }
+
+
+def outcome(problem: Problem, sol: mp.Solution) -> dict[str, Any]:
+    """How it went."""
+    found = {
+        "success": sol.success,
+        "status": sol.status.name,
+        "message": sol.message,
+        "reached": float(sol.reached[0]),
+        "saved_times": len(sol.t),
+        "stats": {key: int(value) for key, value in sol.stats._asdict().items()},
+        "log_evidence": float(sol.log_evidence),
+    }
+    if len(sol.t):
+        final = [jax.tree.map(lambda x: x[-1], x) for x in (sol.mean, sol.std)]
+        found["final"] = {"t": float(sol.t[-1]), "rms_mean": _rms(final[0]), "rms_std": _rms(final[1])}
+        if problem.solution is not None:
+            error = jax.tree.map(jnp.subtract, final[0], problem.solution(sol.t[-1]))
+            found["final"]["rms_error"] = _rms(error)
+    return found
+
+
+def _picture(sol: mp.Solution, path: Path) -> list[Path]:
+    from matplotlib import pyplot as plt
+
+    d = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(sol.mean))
+    rank = max(leaf.ndim - 1 for leaf in jax.tree.leaves(sol.mean))
+    # Many unknowns that are no field, and fields in three dimensions, are shown by a few of them.
+    figure = sol.plot(components=np.linspace(0, d - 1, 6).astype(int)) if rank > 3 else sol.plot()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return [path]
+
+
+def _rms(x: Any) -> float:
+    leaves: Sequence[Any] = jax.tree.leaves(x)
+    flat = np.concatenate([np.asarray(leaf, float).ravel() for leaf in leaves])
+    return float(np.sqrt(np.mean(flat**2)))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | tuple | list)

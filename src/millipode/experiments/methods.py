@@ -1,0 +1,80 @@
+"""Our solvers and SciPy's behind one interface.
+
+A method takes a problem and returns ``run(t1, tolerance)``, which solves it up to t1 at rtol = atol =
+tolerance and compiles nothing after the first call.
+
+- millipode: a plain ``mp.solve(..., save="end")``.
+- SciPy: ``solve_ivp`` with a right-hand side in NumPy, and a Jacobian for implicit methods.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import millipode as mp
+from millipode.problems import Problem
+
+MAX_STEPS = 10**6
+
+
+class Answer(NamedTuple):
+    """The final value after an axis for time; its standard deviation, accepted steps, evaluations of f."""
+
+    y: Any
+    std: Any = None
+    steps: Any = None
+    evaluations: Any = None
+
+
+Run = Callable[[float, float], Answer]
+Method = Callable[[Problem], Run]
+
+
+def ours(kind: type, order: int, **options: Any) -> Method:
+    """One of our solvers; a diagonal Jacobian comes from the problem."""
+
+    def method(problem: Problem) -> Run:
+        diagonal = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
+        solver = kind(order, **options, **diagonal)
+
+        def run(t1: float, tolerance: float) -> Answer:
+            sol = mp.solve(
+                problem.f,
+                problem.y0,
+                (problem.t_span[0], t1),
+                solver=solver,
+                rtol=tolerance,
+                atol=tolerance,
+                save="end",
+                max_steps=MAX_STEPS,
+            )
+            return Answer(sol.mean, sol.std, sol.stats.steps, sol.stats.f_evals)
+
+        return run
+
+    return method
+
+
+def from_scipy(name: str, f: Callable, jacobian: Callable) -> Method:
+    """A method of ``solve_ivp``, with f and its Jacobian for NumPy arrays."""
+    from scipy.integrate import solve_ivp
+
+    def method(problem: Problem) -> Run:
+        t0, y0 = problem.t_span[0], np.asarray(problem.y0)
+        implicit = {"jac": jacobian} if name in ("Radau", "BDF", "LSODA") else {}
+
+        def run(t1: float, tolerance: float) -> Answer:
+            sol = solve_ivp(f, (t0, t1), y0, name, rtol=max(tolerance, 1e-13), atol=tolerance, **implicit)
+            return Answer(sol.y[:, -1:].T, None, None, sol.nfev)
+
+        return run
+
+    return method
+
+
+def jax_jacobian(problem: Problem) -> Callable:
+    """∂f/∂y for SciPy, compiled."""
+    derivative = jax.jit(jax.jacfwd(problem.f, argnums=1))
+    return lambda t, y: np.asarray(derivative(t, y))
