@@ -7,8 +7,8 @@ READY := .venv/.ready
 QUICK := step work_precision growth first_call smoothing
 BENCHMARKS := $(QUICK) grids stiff spatial which explicit_part compiler
 
-demo: $(READY)  ## solve the FitzHugh–Nagumo PDE and draw its mean and standard deviation
-	$(BIN)/python examples/fitzhugh_nagumo.py
+demo: $(READY)  ## solve the FitzHugh–Nagumo PDE with 125 000 unknowns, and draw its mean and standard deviation
+	$(BIN)/millipode reproduce showcase --quick --out out
 
 # Tests compile far more than they compute, so most do without LLVM's optimisations: half the time.
 test: $(READY)  ## run the tests, the docs' examples included

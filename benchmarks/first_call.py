@@ -38,7 +38,8 @@ jax.config.update("jax_enable_x64", True)
 sys.path.insert(0, {folder!r})
 import millipode as mp
 import diffrax
-from methods import ISOTROPIC, from_diffrax, from_probdiffeq, ours
+from methods import ISOTROPIC, from_diffrax, from_probdiffeq
+from millipode.experiments.methods import ours
 problem = {problem}
 problem = problem._replace(y0=jax.device_put(np.asarray(problem.y0)))
 method = {{"millipode": ours(mp.EK0, 3), "diffrax": from_diffrax(diffrax.Tsit5),

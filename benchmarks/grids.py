@@ -19,14 +19,13 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 from methods import probdiffeq_parts
 from probdiffeq import ivpsolve, probdiffeq
-from scipy.integrate import solve_ivp
 
 import millipode as mp
+from millipode.experiments.high_dimensional import ATOL, DOP853, RTOL, SPECTRAL, scipy
 from millipode.experiments.measuring import Claim, Row, at_least, at_most
 from millipode.problems import Problem
 
-RTOL, ATOL = 1e-3, 1e-5
-SPECTRAL, DOP853, TS1 = "SpectralEK1(2)", "DOP853 (SciPy)", "TS1(2), matrix-free (probdiffeq)"
+TS1 = "TS1(2), matrix-free (probdiffeq)"
 PATIENCE = 120.0  # seconds, compilation left out
 
 
@@ -71,40 +70,6 @@ def ours(n: int, t1: float = 20.0, truth: np.ndarray | None = None) -> Row:
     return row(SPECTRAL, n, t1, seconds, attempts, rmse=rmse, memory=memory)
 
 
-def explicit(n: int, rtol: float, atol: float) -> tuple[float, np.ndarray, int]:
-    """Seconds, final value and evaluations of DOP853, with f in NumPy."""
-    problem = mp.problems.fitzhugh_nagumo(n)
-    f = in_numpy(problem, n)
-    start = time.perf_counter()
-    sol = solve_ivp(f, (0.0, 20.0), np.asarray(problem.y0).ravel(), "DOP853", rtol=rtol, atol=atol)
-    return time.perf_counter() - start, sol.y[:, -1].reshape(2, n, n), sol.nfev
-
-
-def in_numpy(problem: Problem, n: int) -> Any:
-    """FitzHugh–Nagumo with as few temporary arrays as NumPy allows."""
-    p, padded = problem.f, np.empty((2, n + 2, n + 2))
-    scale = np.array([p.a, p.b]).reshape(2, 1, 1) * n**2
-
-    def f(t: float, y: np.ndarray) -> np.ndarray:
-        y = y.reshape(2, n, n)
-        u, v = y
-        padded[:, 1:-1, 1:-1] = y
-        padded[:, 0, 1:-1], padded[:, -1, 1:-1] = y[:, 0], y[:, -1]
-        padded[:, 1:-1, 0], padded[:, 1:-1, -1] = y[:, :, 0], y[:, :, -1]
-        out = padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1]
-        out += padded[:, 1:-1, :-2]
-        out += padded[:, 1:-1, 2:]
-        out -= 4 * y
-        out *= scale
-        out[0] += u - u * u * u - v + p.k
-        out[1] += u - v
-        out[1] /= p.tau
-        return out.ravel()
-
-    assert np.allclose(f(0.0, np.asarray(problem.y0).ravel()), np.asarray(problem.f(0.0, problem.y0)).ravel())
-    return f
-
-
 def matrix_free(n: int, t1: float, patience: float) -> Row:
     """Probdiffeq, in a process of its own that can be given up; the time is then a lower bound."""
     context = multiprocessing.get_context("spawn")
@@ -147,10 +112,11 @@ def measure(sizes: list[int], patience: float) -> list[Row]:
 
     add(ours(32, 1.0))
     add(matrix_free(32, 1.0, patience))
-    _, truth, _ = explicit(64, 1e-9, 1e-9)
-    seconds, y, evaluations = explicit(64, RTOL, ATOL)
+    problem = mp.problems.fitzhugh_nagumo(64)
+    _, truth = scipy(problem, np.inf, 1e-9, 1e-9)
+    course, y = scipy(problem, np.inf)
     rmse = float(np.sqrt(np.mean((y - truth) ** 2)))
-    add(row(DOP853, 64, 20.0, seconds, evaluations // 12, rmse=rmse))
+    add(row(DOP853, 64, 20.0, course.total, course.steps, rmse=rmse))
     add(ours(64, truth=truth))
     for n in sizes:
         add(ours(n))

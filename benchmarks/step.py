@@ -9,9 +9,7 @@ is what 3n + 6 passes over y take at the machine's triad bandwidth, n = ν + 1. 
 benchmarks/step.py [--quick]`` (needs the ``bench`` extra).
 """
 
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import diffrax
@@ -20,16 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from harness import publish, quick
 from matplotlib.figure import Figure
-from methods import BLOCK_DIAGONAL, ISOTROPIC, Method, from_diffrax, from_probdiffeq, ours, probdiffeq_parts
+from methods import BLOCK_DIAGONAL, ISOTROPIC, from_diffrax, from_probdiffeq, probdiffeq_parts
 
 import millipode as mp
 from millipode.driver import advance_in_place, begin, split
 from millipode.experiments.measuring import Claim, Row, at_least, at_most, bandwidth, medians, timings
+from millipode.experiments.methods import Method, ours
+from millipode.experiments.step_cost import TOLERANCE, marginals, pair, settled
 from millipode.problems import Problem
 from millipode.solve import prepare
 
-TOLERANCE = 1e-4  # within reach of single precision
-STEPS = 8  # what a measurement should take at least
 LONG = 20  # seconds after which a single measurement will do
 
 VECTOR = mp.DynamicDiffusion(vector=True)
@@ -138,47 +136,6 @@ def probdiffeq_step(model: Any, order: int, first_order: bool) -> Callable[[Prob
     return stepper
 
 
-class Pair(NamedTuple):
-    """A short and a long solve, their seconds when tried, and by how many steps they differ."""
-
-    short: Callable[[], Any]
-    long: Callable[[], Any]
-    seconds: tuple[float, float]
-    steps: int
-
-
-def pair(method: Method, problem: Problem, short: bool) -> Pair:
-    """Solves whose difference is long enough to be measured."""
-    run = method(problem)
-    large = problem.y0.size >= 10**6 and not short
-    enough = 2.0 if large else 0.6 if short else 0.3  # seconds; allocating large arrays is what varies
-
-    def timed(t1: float) -> tuple[float, int]:
-        start = time.perf_counter()
-        answer = jax.block_until_ready(run(t1, TOLERANCE))
-        return time.perf_counter() - start, int(answer.steps)
-
-    timed(1e-3)  # compiles
-    t1, (seconds, steps) = 0.05, timed(0.05)
-    while True:
-        longer, more = timed(2 * t1)
-        if more - steps >= STEPS and (longer - seconds > enough or more > 3 * 10**5):
-            solves = [partial(run, t, TOLERANCE) for t in (t1, 2 * t1)]
-            return Pair(*solves, (seconds, longer), more - steps)
-        t1, seconds, steps = 2 * t1, longer, more
-
-
-def marginals(pairs: list[Pair], repeats: int, patience: float) -> list[float]:
-    """Marginal seconds per step: medians of differences, in turns, unless a single one takes long enough."""
-    fast = [p for p in pairs if p.seconds[1] < patience]
-    times = iter(timings([run for p in fast for run in (p.short, p.long)], repeats))
-    found = []
-    for p in pairs:
-        short, long = (next(times), next(times)) if p.seconds[1] < patience else p.seconds
-        found.append(float(np.median(long - short)) / p.steps)
-    return found
-
-
 class NeverAccept(mp.PIController):
     """What a rejected step costs."""
 
@@ -203,13 +160,9 @@ def rejected(problem: Problem, order: int, repeats: int, steps: int = 20) -> flo
     return float(np.median(long - short)) / steps
 
 
-def settled(d: int) -> Problem:
-    """Lorenz96 from a state on its attractor, which repeats itself beyond some thousand unknowns."""
-    tile = next(n for n in (4096, 1000, d) if d % n == 0)
-    small = mp.problems.lorenz96(tile)
-    noise = jax.random.normal(jax.random.key(0), (tile,), small.y0.dtype)
-    y = mp.solve(small.f, small.y0 + noise, (0.0, 5.0), save="end").mean[-1]
-    return small._replace(y0=jnp.tile(y, d // tile))
+def enough(d: int, short: bool) -> float:
+    """Seconds by which two solves should differ; allocating large arrays is what varies."""
+    return 2.0 if d >= 10**6 and not short else 0.6 if short else 0.3
 
 
 def measure(sizes: dict[int, list[int]], repeats: int, short: bool) -> list[Row]:
@@ -229,7 +182,7 @@ def measure(sizes: dict[int, list[int]], repeats: int, short: bool) -> list[Row]
                 if c.stepper is not None
             }
             looped = {name: c for name, c in entered.items() if d <= c.largest_loop}
-            pairs = [pair(c.method, problem, short) for c in looped.values()]
+            pairs = [pair(c.method, problem, enough(d, short)) for c in looped.values()]
             loops: dict[str, float | None] = dict.fromkeys(entered)
             loops |= dict(zip(looped, marginals(pairs, repeats, 2 if short else LONG), strict=True))
             if d == 10**6:

@@ -7,50 +7,28 @@ library is called stands in ``methods.py``. Explicit methods are left out of the
 benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
 """
 
-from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
-from typing import NamedTuple
 
 import diffrax
-import jax
 import numpy as np
 from harness import publish, quick
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from methods import (
-    DENSE,
-    ISOTROPIC,
-    Answer,
-    Method,
-    evaluations,
-    from_diffrax,
-    from_probdiffeq,
-    from_scipy,
-    ours,
-)
-from scipy.integrate import solve_ivp
+from methods import DENSE, ISOTROPIC, evaluations, from_diffrax, from_probdiffeq
 
 import millipode as mp
-from millipode.experiments.measuring import Claim, Row, at_least, at_most, medians
-from millipode.problems import Problem
+from millipode.experiments import pleiades
+from millipode.experiments.measuring import Claim, Row, at_least, at_most
+from millipode.experiments.methods import Method, from_scipy, jax_jacobian, ours
+from millipode.experiments.pleiades import PATIENCE, Task, precision, reference, time_for
 
 ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]
 VECTOR = mp.DynamicDiffusion(vector=True)
 
 
-class Task(NamedTuple):
-    """A problem, its f and Jacobian for NumPy, and whether explicit methods are out of the question."""
-
-    problem: Problem
-    f: Callable
-    jacobian: Callable
-    stiff: bool = False
-
-
 def tasks(few: bool) -> dict[str, Task]:
     """The problems, by name."""
-    found = {"Pleiades": pleiades()}
+    found = {"Pleiades": pleiades.task()}
     if few:
         return found
     more = {
@@ -60,20 +38,6 @@ def tasks(few: bool) -> dict[str, Task]:
         "Van der Pol, μ = 10": van_der_pol(10),
     }
     return found | more
-
-
-def pleiades() -> Task:
-    """Seven stars."""
-    problem, masses, one = mp.problems.pleiades(), np.arange(1.0, 8.0), np.eye(7)
-
-    def f(t: float, state: np.ndarray) -> np.ndarray:
-        x, y, v, w = state.reshape(4, 7)
-        dx, dy = x - x[:, None], y - y[:, None]
-        square = dx * dx + dy * dy + one
-        pull = masses / (square * np.sqrt(square))
-        return np.concatenate([v, w, (pull * dx).sum(axis=1), (pull * dy).sum(axis=1)])
-
-    return Task(problem, f, jax_jacobian(problem))
 
 
 def lorenz96() -> Task:
@@ -116,12 +80,6 @@ def van_der_pol(mu: float) -> Task:
     return Task(mp.problems.van_der_pol(mu), f, jacobian, stiff=mu > 100)
 
 
-def jax_jacobian(problem: Problem) -> Callable:
-    """∂f/∂y, compiled."""
-    derivative = jax.jit(jax.jacfwd(problem.f, argnums=1))
-    return lambda t, y: np.asarray(derivative(t, y))
-
-
 def methods(task: Task, few: bool) -> dict[str, Method]:
     """All that are compared on a problem, by name."""
     d = task.problem.y0.size
@@ -156,51 +114,22 @@ def methods(task: Task, few: bool) -> dict[str, Method]:
 
 def measure(name: str, task: Task, few: bool) -> list[Row]:
     """One row per method and tolerance."""
-    problem, t1 = task.problem, task.problem.t_span[1]
-    y0 = np.asarray(problem.y0)
-    reference = {"method": "Radau", "jac": task.jacobian} if task.stiff else {"method": "DOP853"}
-    truth = solve_ivp(task.f, problem.t_span, y0, rtol=1e-13, atol=1e-13, **reference).y[:, -1]
+    problem, t1, truth = task.problem, task.problem.t_span[1], reference(task)
     rows = []
     for label, method in methods(task, few).items():
         run = method(problem)
         is_foreign = "diffrax" in label or "probdiffeq" in label
         counted = evaluations(method, problem) if is_foreign and not few else None
         for tolerance in np.logspace(-3, -11, 5 if few else 9):
-            answer: Answer = run(t1, tolerance)
-            error = np.asarray(answer.y[0]) - truth
-            again = partial(run, t1, tolerance)
-            (seconds,) = medians([again], 1)
-            if seconds < 0.2:
-                (seconds,) = medians([again], 9)
+            row = {"problem": name, "method": label, **precision(run, t1, tolerance, truth)}
             # Counting takes a callback per evaluation, some 50 µs each.
-            count = counted(t1, tolerance) if counted is not None and seconds < 0.05 else None
-            std = None if answer.std is None else np.asarray(answer.std[0])
-            rows.append(
-                {
-                    "problem": name,
-                    "method": label,
-                    "tolerance": float(tolerance),
-                    "RMSE": float(np.sqrt(np.mean(error**2))),
-                    "time [ms]": 1e3 * seconds,
-                    "evaluations": count if answer.evaluations is None else int(answer.evaluations),
-                    "χ²/d": None if std is None else float(np.mean((error / std) ** 2)),
-                }
-            )
-            print(rows[-1], flush=True)
-            if seconds > 1:
+            if counted is not None and row["time [ms]"] < 50:
+                row["evaluations"] = counted(t1, tolerance)
+            rows.append(row)
+            print(row, flush=True)
+            if row["time [ms]"] > 1e3 * PATIENCE:
                 break
     return rows
-
-
-def time_for(rows: list[Row], accuracy: float) -> float:
-    """Milliseconds for an RMSE of at most this: of the fastest better run, or between two runs."""
-    points = [(row["RMSE"], row["time [ms]"]) for row in rows]
-    times = [time for error, time in points if error <= accuracy]
-    for (e, s), (f, t) in pairwise(points):
-        if min(e, f) < accuracy < max(e, f):
-            weight = np.log(accuracy / e) / np.log(f / e)
-            times.append(float(s ** (1 - weight) * t**weight))
-    return min(times, default=np.inf)
 
 
 def best(rows: list[Row], prefix: str, accuracy: float) -> float:

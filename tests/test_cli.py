@@ -22,7 +22,7 @@ import millipode as mp
 from millipode.cli import app, catalogue
 from millipode.experiments import EXPERIMENTS, Experiment, reproduce
 from millipode.experiments.high_dimensional import Course
-from millipode.experiments.measuring import versions
+from millipode.experiments.measuring import as_json, versions
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "help.txt"
 SMALL = ["solve", "fitzhugh_nagumo", "--size", "8", "--order", "1", "--t1", "0.5", "-q"]
@@ -181,6 +181,13 @@ def test_your_own_problem(tmp_path, monkeypatch):
     assert set(data.data_vars) == {"mean_a", "std_a", "mean_b", "std_b", "diffusion"}
 
 
+def test_what_is_no_number_is_null():
+    assert json.loads(as_json({"a": [float("inf"), 1.0], "b": (float("nan"), "x")})) == {
+        "a": [None, 1.0],
+        "b": [None, "x"],
+    }
+
+
 BAD = {
     "no problem at all": (["solve"], "--from file.py:name"),
     "two problems": (["solve", "heat", "--from", "x.py:y"], "--from file.py:name"),
@@ -209,6 +216,7 @@ BAD = {
     "no field": (["solve", "logistic", "--animate", "gif"], "Only fields"),
     "no such file": (["solve", "--from", "nowhere.py:x"], "there is no file nowhere.py"),
     "no such module": (["solve", "--from", "nowhere:x"], "cannot be imported"),
+    "a broken file": (["solve", "--from", "broken.py:x"], "ZeroDivisionError"),
     "no name": (["solve", "--from", "nowhere.py"], "file.py:name"),
     "not there": (["solve", "--from", "mine.py:nothing"], "there is no 'nothing'"),
     "no problem": (["solve", "--from", "mine.py:number"], "must be an mp.problems.Problem"),
@@ -224,6 +232,7 @@ BAD = {
 def test_bad_usage_is_refused_with_a_reason(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN)
+    Path("broken.py").write_text("x = 1 / 0")
     words, reason = BAD[case]
     result = run(*words, code=2)
     assert flat(reason) in flat(result.stderr)
@@ -247,6 +256,10 @@ def test_all_problems_have_a_usual_size_that_works():
         assert name == "spectral-ek1" or problem.linear is None
         value = problem.f(0.0, problem.y0)
         assert value.shape == problem.y0.shape and jnp.isfinite(value).all()
+
+
+def test_the_version():
+    assert run("--version").stdout == f"millipode {mp.__version__}\n"
 
 
 def test_the_doctor_tells_what_a_report_needs():

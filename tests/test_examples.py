@@ -16,13 +16,6 @@ def run_example(name, picture):
     return run
 
 
-def test_the_demo_draws_its_picture_and_says_where(tmp_path):
-    run = run_example("fitzhugh_nagumo.py", tmp_path / "deep" / "picture.png")
-    for line in ("dimension  128", "accepted", "rejected", " s, compilation included"):
-        assert line in run.stdout
-    assert "100%" in run.stderr
-
-
 def test_the_spatial_prior_is_chosen_and_drawn(tmp_path):
     run = run_example("spatial_prior.py", tmp_path / "spatial.png")
     for line in ("length scales", "variances", "independent:", "Matérn:"):

@@ -27,6 +27,7 @@ def plot(
     key: Array | None = None,
     times: ArrayLike | None = None,
     points: int = 300,
+    names: Sequence[str] | None = None,
 ) -> Any:
     """Draw a solution: mean and two standard deviations, or images of a field's mean and log10 std.
 
@@ -40,6 +41,7 @@ def plot(
         key: of the samples, ``jax.random.key(0)`` by default.
         times: where to look; by default chosen from what was saved.
         points: how many times to evaluate for lines and space–time images.
+        names: along the first axis of y, where y is an array.
 
     Returns:
         The matplotlib figure.
@@ -54,13 +56,13 @@ def plot(
     unknowns = sum(int(np.prod(shape)) for shape in shapes)
     if components is not None or unknowns <= MAX_LINES:
         chosen = _chosen(components, unknowns)
-        return _lines(plt, sol, chosen, samples, key, _times(sol, times, points))
+        return _lines(plt, sol, chosen, samples, key, _times(sol, times, points), names)
     if samples:
         raise ValueError("samples are drawn as lines: say which unknowns with components=[...].")
     if any(_rank(shape) == 2 for shape in shapes):
-        return _panels(plt, sol, _times(sol, times, PANELS))
+        return _panels(plt, sol, _times(sol, times, PANELS), names)
     if all(_rank(shape) == 1 for shape in shapes):
-        return _space_time(plt, sol, _times(sol, times, points))
+        return _space_time(plt, sol, _times(sol, times, points), names)
     raise ValueError(
         "plot draws fields with one or two axes in space; for others, draw single unknowns with "
         "components=[...]."
@@ -95,7 +97,7 @@ class _Series(NamedTuple):
     std: np.ndarray
 
 
-def _series(sol: "Solution", times: Array) -> list[_Series]:
+def _series(sol: "Solution", times: Array, names: Sequence[str] | None) -> list[_Series]:
     """One series per leaf of y and per component of a field."""
     marginal = sol(times)
     result = []
@@ -106,7 +108,9 @@ def _series(sol: "Solution", times: Array) -> list[_Series]:
         )
         mean, std = np.asarray(mean), np.asarray(std)
         if _has_components(mean.shape[1:]):
-            result += [_Series(f"{label}[{c}]", mean[:, c], std[:, c]) for c in range(mean.shape[1])]
+            named = names if not path and names is not None and len(names) == mean.shape[1] else None
+            labels = named or [f"{label}[{c}]" for c in range(mean.shape[1])]
+            result += [_Series(labels[c], mean[:, c], std[:, c]) for c in range(mean.shape[1])]
         else:
             result.append(_Series(label, mean, std))
     return result
@@ -120,8 +124,10 @@ def _rank(shape: tuple[int, ...]) -> int:
     return len(shape) - _has_components(shape)
 
 
-def _names(sol: "Solution") -> list[str]:
+def _names(sol: "Solution", given: Sequence[str] | None) -> list[str]:
     """A name for every unknown, in the order of the flattened y."""
+    if given is not None and getattr(sol.mean, "shape", ())[1:] == (len(given),):
+        return list(given)
     names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(sol.mean):
         stem = jax.tree_util.keystr(path, simple=True, separator=".") or "y"
@@ -137,9 +143,15 @@ def _flat(x: Any, leading: int) -> np.ndarray:
 
 
 def _lines(
-    plt: Any, sol: "Solution", chosen: list[int], samples: int, key: Array | None, times: Array
+    plt: Any,
+    sol: "Solution",
+    chosen: list[int],
+    samples: int,
+    key: Array | None,
+    times: Array,
+    given: Sequence[str] | None,
 ) -> Any:
-    marginal, names = sol(times), _names(sol)
+    marginal, names = sol(times), _names(sol, given)
     t, mean, std = np.asarray(times), _flat(marginal.mean, 1), _flat(marginal.std, 1)
     draws = None
     if samples:
@@ -179,8 +191,8 @@ def _thinned(x: np.ndarray, axis: int) -> np.ndarray:
     return x[(slice(None),) * (axis % x.ndim) + (slice(None, None, stride),)]
 
 
-def _space_time(plt: Any, sol: "Solution", times: Array) -> Any:
-    series, t = _series(sol, times), np.asarray(times)
+def _space_time(plt: Any, sol: "Solution", times: Array, names: Sequence[str] | None) -> Any:
+    series, t = _series(sol, times, names), np.asarray(times)
     figure, grid = plt.subplots(
         len(series),
         2,
@@ -204,8 +216,8 @@ def _space_time(plt: Any, sol: "Solution", times: Array) -> Any:
     return figure
 
 
-def _panels(plt: Any, sol: "Solution", times: Array) -> Any:
-    series, t = [s for s in _series(sol, times) if s.mean.ndim == 3], np.asarray(times)
+def _panels(plt: Any, sol: "Solution", times: Array, names: Sequence[str] | None) -> Any:
+    series, t = [s for s in _series(sol, times, names) if s.mean.ndim == 3], np.asarray(times)
     rows = [(s.mean, "viridis", s.label) for s in series]
     rows += [(_log10(s.std), "magma", f"{s.label}, log10 std") for s in series]
     figure, grid = plt.subplots(

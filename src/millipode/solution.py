@@ -203,7 +203,7 @@ class Solution:
         """Draw the posterior with matplotlib: bands for a few unknowns, images for fields.
 
         Options are those of ``millipode.plotting.plot``: ``components``, ``samples``, ``key``, ``times``,
-        ``points``. Returns the figure.
+        ``points``, ``names``. Returns the figure.
         """
         from millipode.plotting import plot
 

@@ -14,6 +14,7 @@ try:
 except ImportError as error:
     raise SystemExit("The millipode command needs typer: pip install 'millipode[cli]'.") from error
 
+from millipode import __version__
 from millipode.cli import catalogue
 from millipode.cli.catalogue import UsageError
 from millipode.progress import Interruption
@@ -23,7 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Solve differential equations with uncertainty, from one unknown to tens of millions.",
 )
 
 SolverName = enum.Enum("SolverName", {name: name for name in catalogue.SOLVERS}, type=str)  # type: ignore[misc]
@@ -55,6 +55,21 @@ class Figure(enum.StrEnum):
     high_dimensional = "high-dimensional"
     stability = "stability"
     all = "all"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"millipode {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def millipode(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which, and exit.")
+    ] = False,
+) -> None:
+    """Solve differential equations with uncertainty, from one unknown to tens of millions."""
 
 
 @app.command()
@@ -94,7 +109,7 @@ def solve(
     save_at: Annotated[
         str | None,
         typer.Option(
-            metavar="5",
+            metavar="5|T,T,...|steps|end",
             help="How many times to save, or just these, such as 0,0.5,1; or 'steps', or 'end'. By default "
             "5 for fields, and every step for a few unknowns.",
         ),

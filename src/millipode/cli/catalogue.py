@@ -144,8 +144,10 @@ def _module(where: str) -> Any:
         sys.modules[path.stem] = module
         spec.loader.exec_module(module)
         return module
-    except ImportError as error:
-        raise UsageError(f"--from: {where} cannot be imported: {error}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a user's file may do
+        raise UsageError(f"--from: {where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def make(chosen: Entry, size: str | None, given: Sequence[str]) -> tuple[Problem, dict[str, Any]]:

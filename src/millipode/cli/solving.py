@@ -1,6 +1,5 @@
 """``millipode solve``: one problem, solved, written and drawn."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 import millipode as mp
 from millipode import animation, datasets
 from millipode.cli.catalogue import UsageError
-from millipode.experiments.measuring import versions
+from millipode.experiments.measuring import as_json, versions
+from millipode.plotting import MAX_LINES
 from millipode.problems import Problem
 
 STEPS = 1000  # up to this many unknowns, all steps are kept unless something else is said
@@ -139,12 +139,12 @@ def write(job: Job, outputs: Outputs, sol: mp.Solution, seconds: float) -> dict[
         )
         files.append(datasets.write(dataset, folder / f"solution.{outputs.suffix}"))
         if outputs.pictures:
-            files += _picture(sol, folder / "solution.png")
+            files.append(_picture(sol, problem, folder / "solution.png"))
         if outputs.animate is not None and problem.grid is not None:
             movie = folder / f"solution.{outputs.animate}"
             files.append(animation.animate(sol, movie, grid=problem.grid, components=problem.components))
     summary = {**about, **outcome(problem, sol), "seconds": seconds, "files": [path.name for path in files]}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    (folder / "summary.json").write_text(as_json(summary))
     return summary
 
 
@@ -190,16 +190,21 @@ def outcome(problem: Problem, sol: mp.Solution) -> dict[str, Any]:
     return found
 
 
-def _picture(sol: mp.Solution, path: Path) -> list[Path]:
+def _picture(sol: mp.Solution, problem: Problem, path: Path) -> Path:
     from matplotlib import pyplot as plt
 
-    d = sum(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(sol.mean))
-    rank = max(leaf.ndim - 1 for leaf in jax.tree.leaves(sol.mean))
-    # Many unknowns that are no field, and fields in three dimensions, are shown by a few of them.
-    figure = sol.plot(components=np.linspace(0, d - 1, 6).astype(int)) if rank > 3 else sol.plot()
+    figure = sol.plot(names=problem.components, components=_shown(problem))
     figure.savefig(path, dpi=120)
     plt.close(figure)
-    return [path]
+    return path
+
+
+def _shown(problem: Problem) -> list[int] | None:
+    """All, if that is a few unknowns or a field of up to two dimensions; else some, evenly spread."""
+    d = unknowns(problem)
+    if d <= MAX_LINES or (problem.grid is not None and len(problem.grid.shape) <= 2):
+        return None
+    return [int(i) for i in np.linspace(0, d - 1, 6)]
 
 
 def _rms(x: Any) -> float:

@@ -127,6 +127,19 @@ def _cell(x: Any) -> str:
     return "" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x)
 
 
+def as_json(data: Any) -> str:
+    """With null for what is not a finite number, which JSON has no words for."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {key: plain(value) for key, value in x.items()}
+        if isinstance(x, list | tuple):
+            return [plain(value) for value in x]
+        return None if isinstance(x, float) and not np.isfinite(x) else x
+
+    return json.dumps(plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write(
     folder: Path, name: str, question: str, rows: Sequence[Row], figure: Any, claims: Sequence[Claim]
 ) -> str:
@@ -134,7 +147,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     about, promises = machine(), [claim._asdict() for claim in claims]
     data = {"question": question, "about": about, "claims": promises, "rows": list(rows)}
-    (folder / f"{name}.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    (folder / f"{name}.json").write_text(as_json(data))
     parts = [f"# {question}", description(about), *([table(promises)] if promises else []), table(rows)]
     (folder / f"{name}.md").write_text("\n\n".join([*parts, f"![]({name}.png)"]) + "\n")
     figure.savefig(folder / f"{name}.png", dpi=120, bbox_inches="tight")

@@ -170,7 +170,7 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
     left.set(xlabel="RMSE of the final value", ylabel="time of a solve [ms]", title="Pleiades, 28 unknowns")
     left.invert_xaxis()
     left.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    left.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     problem = mp.problems.pleiades()
     sol = mp.solve(problem.f, problem.y0, problem.t_span, solver=mp.EK0(5), rtol=1e-6, atol=1e-8)
     x, y = np.asarray(sol.mean[:, :7]), np.asarray(sol.mean[:, 7:14])

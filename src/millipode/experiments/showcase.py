@@ -93,18 +93,16 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
-    shown = [row for row in rows if row["domain"] == "widened"]
-    largest = max(row["d"] for row in shown)
+    shown = sorted((row for row in rows if row["domain"] == "widened"), key=lambda row: row["solver"])
     figure = Figure(figsize=(2.3 * len(TIMES) + 1, 2.25 * (1 + len(shown)) + 0.3), layout="constrained")
     axes = figure.subplots(1 + len(shown), len(TIMES))
-    first = next(row for row in shown if row["d"] == largest)
-    means = np.load(folder / fields(first))["mean"]
+    means = np.load(folder / fields(shown[0]))["mean"]
     reach = np.abs(means[1:]).max()
     for axis, t, mean in zip(axes[0], TIMES, means, strict=True):
         image = axis.imshow(mean, cmap="RdBu_r", vmin=-reach, vmax=reach)
         axis.set_title(f"t = {t:g}")
     figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
-    axes[0, 0].set_ylabel(f"mean of u\n{first['d']} unknowns")
+    axes[0, 0].set_ylabel(f"mean of u\n{shown[0]['d']} unknowns")
     for line, row in zip(axes[1:], shown, strict=True):
         stds = np.load(folder / fields(row))["std"]
         # At t₀ the solution is known: its standard deviation is zero, the bottom of the scale.
@@ -112,8 +110,7 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
         for axis, std in zip(line, stds, strict=True):
             image = axis.imshow(np.maximum(std, 1e-3 * stds.max()), cmap="magma", norm=norm)
         figure.colorbar(image, ax=list(line), shrink=0.9)
-        solver, size = row["solver"], "" if row["d"] == largest else f", {row['d']} unknowns"
-        line[0].set_ylabel(f"std, {solver}\n{row['time [s]']:.1f} s{size}")
+        line[0].set_ylabel(f"std, {row['solver']}\n{row['time [s]']:.1f} s")
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
     return figure
