@@ -122,7 +122,11 @@ def solve(
     float32: Annotated[bool, typer.Option("--float32", help="Single precision.")] = False,
     max_steps: Annotated[int, typer.Option(min=1, help="The bound on attempted steps.")] = 1_000_000,
     animate: Annotated[
-        Movie | None, typer.Option(help="Also write an animation of a field; 60 times unless --save-at says.")
+        Movie | None,
+        typer.Option(
+            help="Also write an animation of a field, a GIF if nothing else is said; 60 times unless "
+            "--save-at says."
+        ),
     ] = None,
     file_format: Annotated[Format, typer.Option("--format", help="NetCDF or Zarr.")] = Format.nc,
     plot: Annotated[bool, typer.Option(help="Draw a picture.")] = True,
@@ -279,6 +283,20 @@ def _tell(summary: dict[str, Any], folder: Path) -> None:
         typer.echo(f"{key:<10}{value}")
 
 
+def explicit(words: list[str]) -> list[str]:
+    """``--animate`` alone means a GIF: typer has no options whose value may be left out.
+
+    >>> explicit(["solve", "heat", "--animate", "--quiet"])
+    ['solve', 'heat', '--animate', 'gif', '--quiet']
+    >>> explicit(["solve", "heat", "--animate", "mp4"])
+    ['solve', 'heat', '--animate', 'mp4']
+    """
+    found = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        found += [word, "gif"] if word == "--animate" and following not in list(Movie) else [word]
+    return found
+
+
 def main() -> None:
     """Run the command."""
-    sys.exit(app())
+    sys.exit(app(explicit(sys.argv[1:])))

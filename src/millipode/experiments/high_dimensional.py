@@ -100,7 +100,7 @@ def scipy(problem: Problem, budget: float, rtol: float = RTOL, atol: float = ATO
     def timed(t: float, y: np.ndarray) -> np.ndarray:
         nonlocal calls
         calls += 1
-        if calls % 100 == 0:
+        if calls % 12 == 0:  # a step
             reached.append(t)
             seconds.append(time.perf_counter() - start)
             if seconds[-1] > budget:
@@ -163,11 +163,17 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """One solve, for as long as the budget lasts; the one that is meant to finish may take ten times that."""
+    """One solve, for as long as the budget lasts.
+
+    The one that is meant to finish may take ten times that. SciPy's, which is slow on the largest problems,
+    may take three times as long there: its first few steps are shorter than the rest.
+    """
     domain, name, n, budget = (point[key] for key in ("domain", "solver", "n", "budget"))
     given = problem(domain, n)
-    patience = 10 * budget if name == SPECTRAL else budget
-    course = scipy(given, budget)[0] if name == DOP853 else ours(name, given, patience)
+    if name == DOP853:
+        course, _ = scipy(given, 3 * budget if 2 * n * n > 10**6 else budget)
+    else:
+        course = ours(name, given, 10 * budget if name == SPECTRAL else budget)
     return {
         "domain": domain,
         "solver": name,
@@ -183,19 +189,20 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """Millions in hours, the paper says."""
-    times = {(r["domain"], r["solver"], r["d"]): r["time [s]"] for r in rows}
     found = []
     for domain in dict.fromkeys(r["domain"] for r in rows):
-        largest = max(r["d"] for r in rows if r["domain"] == domain)
-        ours = min(times[domain, name, largest] for name in (EK0, DIAGONAL, SPECTRAL))
-        theirs = times[domain, DOP853, largest]
-        where = f"{domain}, d = {largest}:"
-        found.append(at_least(f"{where} times faster than DOP853, best filter", 1, theirs / ours))
-        millions = [d for (where, name, d) in times if (where, name) == (domain, SPECTRAL) and d >= 10**6]
-        if millions:
-            d = min(millions)
-            hours = times[domain, SPECTRAL, d] / 3600
-            found.append(at_most(f"{domain}, d = {d}: hours, SpectralEK1 (the paper: about 3)", 3, hours))
+        mine = {(r["solver"], r["d"]): r for r in rows if r["domain"] == domain}
+        largest = max(d for _, d in mine)
+        best = min(mine[name, largest]["time [s]"] for name in (EK0, DIAGONAL, SPECTRAL))
+        faster = mine[DOP853, largest]["time [s]"] / best
+        found.append(at_least(f"{domain}, d = {largest}: times faster than DOP853, best filter", 1, faster))
+        for name in (EK0, DIAGONAL, SPECTRAL):
+            millions = [d for (solver, d) in mine if solver == name and d >= 10**6]
+            if millions:
+                row = mine[name, min(millions)]
+                how = ", extrapolated" if row["extrapolated"] else ""
+                what = f"{domain}, d = {row['d']}, {name}: hours{how} (the paper: about 3)"
+                found.append(at_most(what, 3, row["time [s]"] / 3600))
     return found
 
 
