@@ -153,7 +153,7 @@ def points(quick: bool) -> list[Point]:
         "widened": [16, 50, 125] if quick else [16, 50, 100, 250, 500, 1000, 2500],
         "refined": [16, 32, 64] if quick else [16, 32, 64, 128, 256, 512, 1024, 2048],
     }
-    budget = 1.5 if quick else 40.0
+    budget = 1.5 if quick else 25.0
     return [
         {"domain": domain, "solver": name, "n": n, "budget": budget}
         for domain in sizes
