@@ -94,10 +94,8 @@ def points(quick: bool) -> list[Point]:
         KRONECKER: [16, 1024, 2**16, 2**20]
         if quick
         else [4, 16, 64, 256, 1024, 2**13, 2**16, 2**18, 2**20, 2**22, MILLIONS],
-        DIAGONAL_EK0: [16, 1024, 2**16]
-        if quick
-        else [4, 16, 64, 256, 1024, 2**13, 2**16, 2**18, 2**20, 2**21],
-        DENSE_EK0: [4, 16, 64] if quick else [4, 16, 64, 128, 256, 512],
+        DIAGONAL_EK0: [16, 1024, 2**16] if quick else [4, 16, 64, 256, 1024, 2**13, 2**16, 2**18, 2**20],
+        DENSE_EK0: [4, 16, 64] if quick else [4, 16, 64, 128, 256],
     }
     sizes |= {DIAGONAL_EK1: sizes[DIAGONAL_EK0], DENSE_EK1: sizes[DENSE_EK0]}
     return [
