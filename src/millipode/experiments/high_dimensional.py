@@ -150,10 +150,10 @@ def problem(domain: str, n: int) -> Problem:
 def points(quick: bool) -> list[Point]:
     """Both ways to become high-dimensional."""
     sizes = {
-        "widened": [16, 50, 125] if quick else [16, 50, 100, 250, 500, 1000, 2500],
-        "refined": [16, 32, 64] if quick else [16, 32, 64, 128, 256, 512, 1024, 2048],
+        "widened": [16, 50, 125] if quick else [50, 100, 250, 500, 1000, 2500],
+        "refined": [16, 32, 64] if quick else [32, 64, 128, 256, 512, 1024, 2048],
     }
-    budget = 1.5 if quick else 25.0
+    budget = 1.5 if quick else 15.0
     return [
         {"domain": domain, "solver": name, "n": n, "budget": budget}
         for domain in sizes
@@ -165,7 +165,7 @@ def points(quick: bool) -> list[Point]:
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
     """One solve, for as long as the budget lasts.
 
-    The one that is meant to finish may take ten times that. SciPy's, which is slow on the largest problems,
+    The one that is meant to finish may take twenty times that. SciPy's, slow on the largest problems,
     may take three times as long there: its first few steps are shorter than the rest.
     """
     domain, name, n, budget = (point[key] for key in ("domain", "solver", "n", "budget"))
@@ -173,7 +173,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
     if name == DOP853:
         course, _ = scipy(given, 3 * budget if 2 * n * n > 10**6 else budget)
     else:
-        course = ours(name, given, 10 * budget if name == SPECTRAL else budget)
+        course = ours(name, given, 20 * budget if name == SPECTRAL else budget)
     return {
         "domain": domain,
         "solver": name,
