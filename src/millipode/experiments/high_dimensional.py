@@ -25,6 +25,8 @@ WIDTH = 0.02  # of the authors' cells
 # Stability limits the steps of explicit filters, and the more so the higher their order.
 EK0, DIAGONAL, SPECTRAL, DOP853 = "EK0(1)", "DiagonalEK1(1)", "SpectralEK1(2)", "DOP853 (SciPy)"
 VECTOR = mp.DynamicDiffusion(vector=True)
+# The first steps are short; after so many, their size is what stability allows.
+SETTLED, SETTLED_RUNGE_KUTTA = 200, 40
 
 
 def solver(name: str, problem: Problem) -> Any:
@@ -60,6 +62,11 @@ class OutOfTime(Exception):
     """A budget is used up."""
 
 
+def used_up(seconds: float, budget: float, settled: float) -> bool:
+    """Whether to stop: not before steps have grown to what they will be (settled = 1), or ten budgets."""
+    return seconds > budget and (settled >= 1 or seconds > 10 * budget)
+
+
 def ours(name: str, problem: Problem, budget: float) -> Course:
     """One of our solvers, warm, its standard deviation included."""
     options = dict(solver=solver(name, problem), rtol=RTOL, atol=ATOL, save="end", smooth=False)
@@ -78,7 +85,7 @@ def ours(name: str, problem: Problem, budget: float) -> Course:
         reached.append(now.t)
         seconds.append(time.perf_counter() - start)
         steps = now.accepted
-        if seconds[-1] > budget:
+        if used_up(seconds[-1], budget, now.accepted / SETTLED):
             raise OutOfTime
 
     try:
@@ -103,7 +110,7 @@ def scipy(problem: Problem, budget: float, rtol: float = RTOL, atol: float = ATO
         if calls % 12 == 0:  # a step
             reached.append(t)
             seconds.append(time.perf_counter() - start)
-            if seconds[-1] > budget:
+            if used_up(seconds[-1], budget, calls / 12 / SETTLED_RUNGE_KUTTA):
                 raise OutOfTime
         return f(t, y)
 
@@ -163,15 +170,11 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """One solve, for as long as the budget lasts.
-
-    The one that is meant to finish may take twenty times that. SciPy's, slow on the largest problems,
-    may take three times as long there: its first few steps are shorter than the rest.
-    """
+    """One solve, as long as the budget lasts; the one that is meant to finish may take twenty times that."""
     domain, name, n, budget = (point[key] for key in ("domain", "solver", "n", "budget"))
     given = problem(domain, n)
     if name == DOP853:
-        course, _ = scipy(given, 3 * budget if 2 * n * n > 10**6 else budget)
+        course, _ = scipy(given, budget)
     else:
         course = ours(name, given, 20 * budget if name == SPECTRAL else budget)
     return {
