@@ -116,7 +116,7 @@ def description(about: Row) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Markdown, one line per row, with all columns that occur."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines = ["| " + " | ".join(map(_cell, columns)) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
     return "\n".join(lines)
 
@@ -124,7 +124,7 @@ def table(rows: Sequence[Row]) -> str:
 def _cell(x: Any) -> str:
     if isinstance(x, bool):
         return "yes" if x else "**no**"
-    return "" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x)
+    return "" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x).replace("|", r"\|")
 
 
 def as_json(data: Any) -> str:
