@@ -12,6 +12,7 @@ from millipode.solve import solve
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
 from millipode.spatial import GMRF, Matern
 from millipode.spectral import Linear
+from millipode.transport import Transported
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "Stats",
     "Status",
     "Stencil",
+    "Transported",
     "basis",
     "grids",
     "problems",

@@ -15,6 +15,7 @@ from millipode.control import Controller, FixedStep
 from millipode.fields import Field, dtype, same_structure, size
 from millipode.linearise import Linearisation, Stencil
 from millipode.solvers import Solver
+from millipode.transport import Transported
 
 # Saving every step of an adaptive solve is planned for about this many steps.
 TYPICAL_STEPS = 1000
@@ -214,6 +215,35 @@ def smoothing(smooth: Any, save: Any) -> None:
         raise ValueError(f"smooth must be True, False or 'recompute', got {smooth!r}.")
 
 
+def uncertainty(transported: Any, smooth: Any, save: Any, y0: Field, solver: Solver) -> Any:
+    """What ``smooth`` is with this uncertainty; refuses what does not go together or does not fit."""
+    if transported is None:
+        return True if smooth is None else smooth
+    if not isinstance(transported, Transported):
+        raise TypeError(f"uncertainty must be mp.Transported(members=...) or None, got {transported!r}.")
+    if smooth is not None and smooth is not False:
+        raise ValueError(
+            f"uncertainty=mp.Transported(...) gives what is known at each time from the past, and "
+            f"smooth={smooth!r} asks for what later steps say as well, which would take all members at all "
+            "steps. Pass smooth=False, or leave it out."
+        )
+    needed = transported.members * (solver.order + 1) * size(y0) * dtype(y0).itemsize
+    if needed > available_memory():
+        raise ValueError(
+            f"{transported.members} members of {size(y0)} unknowns and order {solver.order} take "
+            f"{_gigabytes(needed)}, and {_gigabytes(available_memory())} is available. Use fewer members or "
+            "a lower order."
+        )
+    if not isinstance(save, str) and np.ndim(save) == 1:
+        kept = transported.members * len(save) * size(y0) * dtype(y0).itemsize
+        if needed + kept > available_memory():
+            raise ValueError(
+                f"{transported.members} members at {len(save)} times take {_gigabytes(kept)}, and "
+                f"{_gigabytes(available_memory())} is available. Save fewer times, or use fewer members."
+            )
+    return False
+
+
 def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
     """The first step as a positive scalar, or None."""
     if dt0 is None:
@@ -240,22 +270,23 @@ def memory_for_steps(
     span: float,
     max_steps: int,
     bounded: bool,
+    members: int,
 ) -> int:
     """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit.
 
     Adaptive steps cannot be counted beforehand, so a typical number is planned for, and the solve stops
     with a status should it run out. Under a transformation (not ``bounded``) buffers have their full length.
     """
-    per_step = bytes_per_step(y0, solver, smooth)
+    per_step = bytes_per_step(y0, solver, smooth, members)
     steps = min(max_steps, TYPICAL_STEPS) if bounded else max_steps
     if bounded and isinstance(controller, FixedStep):
         steps = min(max_steps, int(np.ceil(span / float(controller.h))))
     budget = available_memory() // 2
     if per_step * steps > budget:
-        less = bytes_per_step(y0, solver, "recompute")
+        less = bytes_per_step(y0, solver, "recompute", 0)
         cheaper = (
             f"smooth='recompute' ({_gigabytes(less * steps)}, and a second pass), "
-            if bounded and less * steps <= budget
+            if bounded and not members and less * steps <= budget
             else ""
         )
         raise ValueError(
@@ -281,8 +312,8 @@ def memory_for_dense(y0: Field, solver: Solver) -> None:
         )
 
 
-def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str) -> int:
-    """A state, the smoother's covariance, the standard deviation of y, and γ̂ if it is a field."""
+def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str, members: int) -> int:
+    """A state, the smoother's covariance, the std of y, γ̂ if it is a field, and the members of y."""
     d, n = size(y0), solver.order + 1
     if smooth == "recompute":
         return (1 + (solver.structure != "kronecker") + solver.diffusion.vector) * d * dtype(y0).itemsize
@@ -292,7 +323,7 @@ def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str) -> int:
         "coupled": (n * (n - 1) * d * solver.components, n * n * d * solver.components),
         "dense": ((n * d) ** 2, (n * d) ** 2),
     }[solver.structure]
-    fields = n + (solver.structure != "kronecker") + solver.diffusion.vector
+    fields = n + (solver.structure != "kronecker") + solver.diffusion.vector + members
     return (fields * d + root + (smoothed if smooth else 0)) * dtype(y0).itemsize
 
 

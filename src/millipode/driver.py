@@ -246,7 +246,7 @@ def _and_back(setup: Setup, trail: Trail, final: Carry) -> Outcome:
         limit = int(start.steps) + int(start.rejected) + times.size
         segment = advance_in_place(static, arrays, start, np.int32(limit))
         outcome, last = _collect_steps(static, arrays, final, segment.record, last)
-        marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std)
+        marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std, None)
         outcomes.append(outcome._replace(posterior=jax.tree.map(np.asarray, marginals)))
     return trimmed(outcomes[::-1], isinstance(setup.model.diffusion, DynamicDiffusion))
 

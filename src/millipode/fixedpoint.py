@@ -178,6 +178,7 @@ class SmoothTimes(SaveTimes):
         posterior = Chain(
             states.mean,
             chain_std(model.prior, states, links, scale, 0),
+            None,
             states.covariance,
             links,
             scale,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from millipode import transport
 from millipode.autodiff import both_ways, while_loop
 from millipode.basis import Identity
 from millipode.control import Controller, weights
@@ -95,7 +96,12 @@ def begin(setup: Setup, y0: Field) -> Carry:
     scale = model.diffusion.filter_scale(local)
     covariance = STRUCTURES[setup.structure].initial(model.prior.root(initial.root), scale, mean[0])
     zero, memory = jnp.zeros((), dtype(y0)), model.linearisation.memory()
-    state = State(jnp.copy(t0), mean, covariance, model.diffusion.zero(mean[0]), zero, zero, zero, memory)
+    members = None
+    if model.uncertainty is not None:
+        members = transport.begin(model, covariance, local, mean[0])
+    state = State(
+        jnp.copy(t0), mean, covariance, model.diffusion.zero(mean[0]), zero, zero, zero, memory, members
+    )
     h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
     status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
     status = jnp.where(span == 0, Status.SUCCESS, status).astype(jnp.int32)
@@ -148,8 +154,13 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
 
     a = attempt(model, state, t, h)
     accept = controller.accepts(a.error)
+    if state.members is not None:
+        a = a._replace(drive=transport.drive(model, state.members, a, accept))
     record = plan.before_step(model, state, a, accept, c.record, reverse)
     taken = take(model, state, a, accept, record.filled)
+    if state.members is not None:
+        members = transport.advance(model, state, a, taken.gain, accept, reverse)
+        taken = taken._replace(state=taken.state._replace(members=members))
     record = plan.after_step(model, taken, accept, record)
 
     proposal = controller.next_step(h, a.error, c.previous_error, order)
@@ -199,12 +210,16 @@ def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
     status = jnp.where(over, Status.MAX_STEPS, carry.status)
     arrived = carry.status == Status.SUCCESS
     finite = all_finite((y, state.covariance))
+    status = jnp.where(finite | ~arrived, status, Status.NON_FINITE)
+    if state.members is not None:
+        lost = (status == Status.SUCCESS) & ~all_finite(state.members.error)
+        status = jnp.where(lost, Status.MEMBERS_NON_FINITE, status)
     return Outcome(
         t=saved.t,
         posterior=saved.posterior,
         gamma=jax.tree.map(safe_sqrt, diffusion) if saved.gamma is None else saved.gamma,
         log_evidence=log_evidence,
-        status=jnp.where(finite | ~arrived, status, Status.NON_FINITE).astype(jnp.int32),
+        status=status.astype(jnp.int32),
         valid=saved.valid,
         stats=Stats(carry.steps, carry.rejected, carry.f_evals),
         reached=(state.t, carry.h),

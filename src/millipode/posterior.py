@@ -48,11 +48,13 @@ class Posterior(eqx.Module):
 
     Attributes:
         mean: y and, where they were saved, the other fields of the prior's state.
-        std: of y, calibrated; one number per time if all unknowns share it.
+        std: of y, calibrated; one number per time if all unknowns share it. The filter's or the smoother's.
+        members: of the error of y, time first, then members; None if they were not transported.
     """
 
     mean: eqx.AbstractVar[tuple[Field, ...]]
     std: eqx.AbstractVar[Scale]
+    members: eqx.AbstractVar[Field | None]
 
     def joined(self, others: Sequence["Posterior"], join: Callable[..., Array]) -> Self:
         """This one after the others, with ``join`` applied to each array that has a time axis."""
@@ -65,10 +67,11 @@ class Posterior(eqx.Module):
 
 
 class Marginals(Posterior):
-    """Mean and standard deviation of y, and nothing else."""
+    """Mean and standard deviation of y, and members of its error if they were transported; nothing else."""
 
     mean: tuple[Field, ...]
     std: Scale
+    members: Field | None
 
 
 class Chain(Posterior):
@@ -79,6 +82,7 @@ class Chain(Posterior):
 
     mean: tuple[Field, ...]
     std: Scale
+    members: Field | None
     covariance: Covariance
     links: Links
     scale: Scale
@@ -101,6 +105,7 @@ class Path(Posterior):
     Attributes:
         mean: of the smoother, or of the filter if that is all there is.
         std: of y.
+        members: of the error of y.
         covariance: likewise.
         filtered: the filter's covariance, if ``covariance`` is the smoother's; else None.
         gamma: γ̂ of the step that ended at each time, if dynamic.
@@ -110,6 +115,7 @@ class Path(Posterior):
 
     mean: tuple[Field, ...]
     std: Scale
+    members: Field | None
     covariance: Covariance
     filtered: Covariance | None
     gamma: Scale | None

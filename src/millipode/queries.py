@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PyTree
 
+from millipode.basis import Basis
 from millipode.compiling import FOR_MEMORY, QUICKLY, Way, compiled
-from millipode.fields import Field, Scale, size
+from millipode.fields import Field, Scale, safe_divide, size
 from millipode.posterior import (
     Chain,
     Moments,
@@ -64,6 +65,10 @@ def derivative(sol: "Solution", q: Any) -> int:
         raise ValueError(
             "This solution kept y but not its derivatives. Pass save='steps', or save=times with "
             "smooth=True, to solve."
+        )
+    if q and sol.posterior.members is not None:
+        raise ValueError(
+            "Transported members are of y, not of its derivatives; solve without uncertainty=... for these."
         )
     return q
 
@@ -216,6 +221,54 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
     else:
         samples = _draw_path(posterior, sol.space, sol.t, flat, keys, batch, q)
     return jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
+
+
+def members_at(sol: "Solution", t: Array) -> Field:
+    """The members of y (of its modes) at times of the span, or at saved ones if nothing else is known."""
+    if isinstance(sol.posterior, Path):
+        return _interpolated(sol.posterior.members, sol.t, t)
+    return _pick(sol.posterior.members, _saved_index(sol, t))
+
+
+@compiled
+def _interpolated(members: Field, t: Array, at: Array) -> Field:
+    sign = direction(t)
+    left = jnp.clip(jnp.searchsorted(sign * t, sign * at, side="right") - 1, 0, t.size - 1)
+    right = jnp.minimum(left + 1, t.size - 1)
+    share = safe_divide(at - t[left], t[right] - t[left])
+
+    def leafwise(x: Array) -> Array:
+        s = share.reshape(-1, *(1,) * (x.ndim - 1))
+        return jnp.where(s == 0, x[left], (1 - s) * x[left] + s * x[right])
+
+    return jax.tree.map(leafwise, members)
+
+
+def sample_members(sol: "Solution", key: Array, num: Any, at: Any) -> PyTree[Array]:
+    """The mean plus some members, each of them at most once."""
+    num, count = _integer(num, "num"), jax.tree.leaves(sol.posterior.members)[0].shape[1]
+    if not 1 <= num <= count:
+        raise ValueError(
+            f"This solution has {count} members, each of which is one sample: num must be from 1 to {count}, "
+            f"got {num}. For more, solve with mp.Transported(members={max(num, 2)})."
+        )
+    chosen = jax.random.permutation(_key(key), count)[:num]
+    if at is None:
+        mean, members = sol.mean, sol.members
+    else:
+        flat, shape = times(sol, at)
+        mean, members = sol(at).mean, _members_in_space(sol.basis, members_at(sol, flat), shape)
+    return jax.tree.map(lambda m, e: m + e[chosen], mean, members)
+
+
+@compiled(static_argnums=2)
+def _members_in_space(basis: Basis, members: Field, shape: tuple[int, ...]) -> Field:
+    """Member first, then the axes of time."""
+
+    def leafwise(x: Array) -> Array:
+        return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], *shape, *x.shape[2:])
+
+    return jax.tree.map(leafwise, basis.from_modes(members))
 
 
 def _key(key: Any) -> Array:

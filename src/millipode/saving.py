@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode import buffers
+from millipode import buffers, transport
 from millipode.autodiff import while_loop
 from millipode.diffusion import DynamicDiffusion
-from millipode.fields import Scale, combine
+from millipode.fields import Field, Scale, combine, map_leaves
 from millipode.posterior import (
     Marginals,
-    Moments,
     Path,
     Posterior,
     calibrate,
@@ -102,7 +101,7 @@ class SaveEnd(SavePlan):
     def collect(self, model: Filter, state: State, record: Record, arrived: Array, scale: Scale) -> Saved:
         """Mean and standard deviation of y, as series of length one."""
         std = marginal_std(model.prior, state.covariance, state.mean[0], 0, scale)
-        posterior = Marginals((state.mean[0],), std)
+        posterior = Marginals((state.mean[0],), std, _members(model, state, scale))
         saved = Saved(state.t, posterior, dynamic(model, state.calibration), record.filled)
         return jax.tree.map(lambda x: x[None], saved)._replace(valid=record.filled)
 
@@ -144,12 +143,14 @@ class SaveSteps(SavePlan):
         gamma = jax.tree.map(lambda x: x.at[0].set(x[1]), nodes.gamma)
         if not self.smooth:
             std = std_of(model.prior, nodes, scale)
-            path = Path(nodes.mean, std, nodes.covariance, None, gamma, scale, model.prior)
+            members = _calibrated(model, nodes.members, scale)
+            path = Path(nodes.mean, std, members, nodes.covariance, None, gamma, scale, model.prior)
             return Saved(nodes.t, path, gamma, filled), last
         states = buffers.fill(fixed_interval(model.prior, nodes, filled, last), last, filled)
         path = Path(
             states.mean,
             std_of(model.prior, states, scale),
+            None,
             states.covariance,
             nodes.covariance,
             gamma,
@@ -197,8 +198,7 @@ class SaveTimes(SavePlan):
 
     def empty(self, model: Filter, state: State) -> Record:
         """Free buffers, NaN until a time is reached."""
-        entry = Moments(state.mean[0], _std(model, state)), dynamic(model, state.calibration)
-        return Record(buffers.unknown(entry, self.times.shape[0]), jnp.zeros((), jnp.int32))
+        return Record(buffers.unknown(_entry(model, state), self.times.shape[0]), jnp.zeros((), jnp.int32))
 
     def ahead(self, filled: Array) -> Array:
         """The next time to be saved."""
@@ -218,7 +218,8 @@ class SaveTimes(SavePlan):
             h = since(model, state, self.ahead(r.filled))
             row, noise = model.prior.marginal(h)
             std = state.covariance.std(state.mean[0], row, noise, a.filter_scale)
-            entry = Moments(combine(row, state.mean), std), dynamic(model, a.local_scale)
+            members = None if state.members is None else transport.between(model, state, a, h)
+            entry = Entry(combine(row, state.mean), std, dynamic(model, a.local_scale), members)
             return Record(buffers.put(r.buffers, entry, r.filled), r.filled + 1)
 
         return while_loop(
@@ -232,15 +233,14 @@ class SaveTimes(SavePlan):
 
     def collect(self, model: Filter, state: State, record: Record, arrived: Array, scale: Scale) -> Saved:
         """The buffers, with the last state for a time at t₁ itself."""
-        last = Moments(state.mean[0], _std(model, state)), dynamic(model, state.calibration)
         finished = self.at_end(model, state, record, arrived)
         entries = jax.tree.map(
-            lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), record.buffers, last
+            lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), record.buffers, _entry(model, state)
         )
-        moments, gamma = entries
-        std = jax.vmap(lambda s: calibrate(s, scale, state.mean[0]))(moments.std)
+        std = jax.vmap(lambda s: calibrate(s, scale, state.mean[0]))(entries.std)
+        members = _calibrated(model, entries.members, scale)
         filled = record.filled + finished.astype(jnp.int32)
-        return Saved(self.times, Marginals((moments.mean,), std), gamma, filled)
+        return Saved(self.times, Marginals((entries.mean,), std, members), entries.gamma, filled)
 
     def at_end(self, model: Filter, state: State, record: Record, arrived: Array) -> Array:
         """Whether the last time is still open and is t₁; traced times may lie beyond, out of reach."""
@@ -254,8 +254,34 @@ def since(model: Filter, state: State, t: Array) -> Array:
     return jnp.where(h >= 0, h, jnp.nan)
 
 
+class Entry(NamedTuple):
+    """What ``SaveTimes`` keeps of one time: of y, and before calibration."""
+
+    mean: Field
+    std: Scale
+    gamma: Scale | None
+    members: Field | None
+
+
+def _entry(model: Filter, state: State) -> Entry:
+    members = None if state.members is None else state.members.error[0]
+    return Entry(state.mean[0], _std(model, state), dynamic(model, state.calibration), members)
+
+
 def _node(model: Filter, state: State) -> Nodes:
-    return Nodes(state.t, state.mean, state.covariance, dynamic(model, state.calibration))
+    members = None if state.members is None else state.members.error[0]
+    return Nodes(state.t, state.mean, state.covariance, dynamic(model, state.calibration), members)
+
+
+def _calibrated(model: Filter, members: Field | None, scale: Scale) -> Field | None:
+    """White noise has the filter's own scale; a defect has its own."""
+    if members is None or model.uncertainty is None or model.uncertainty.noise == "defect":
+        return members
+    return map_leaves(jnp.multiply, members, scale)
+
+
+def _members(model: Filter, state: State, scale: Scale) -> Field | None:
+    return None if state.members is None else _calibrated(model, state.members.error[0], scale)
 
 
 def _std(model: Filter, state: State) -> Scale:

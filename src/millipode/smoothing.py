@@ -28,12 +28,14 @@ class Nodes(NamedTuple):
         mean: one field per derivative.
         covariance: under the filter's own diffusion.
         gamma: γ̂ of the step that ended here, if dynamic.
+        members: of the error of y, if there are any.
     """
 
     t: Array
     mean: tuple[Field, ...]
     covariance: Covariance
     gamma: Scale | None
+    members: Field | None = None
 
 
 class Gaussian(NamedTuple):

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 from millipode import queries
 from millipode.basis import Basis, Identity
 from millipode.compiling import compiled
-from millipode.fields import Field, Scale, same_structure
+from millipode.fields import Field, Scale, safe_sqrt, same_structure
 from millipode.posterior import Moments, Path, Posterior
 from millipode.spatial.protocol import Space
 
@@ -30,6 +30,7 @@ class Status(enum.IntEnum):
     NON_FINITE = 3
     OUT_OF_MEMORY = 4
     INTERRUPTED = 5
+    MEMBERS_NON_FINITE = 6
 
     @property
     def explanation(self) -> str:
@@ -56,6 +57,11 @@ _EXPLANATIONS = {
     Status.OUT_OF_MEMORY: (
         "Saving every step filled the memory that is available for it. Use save=times with the times that "
         "matter, save='end', or smooth='recompute', which keeps less per step."
+    ),
+    Status.MEMBERS_NON_FINITE: (
+        "The solver reached the end of the time span, and its mean stands; but members of the error became "
+        "infinite or NaN on the way, so nothing can be said of its uncertainty: the linearised ODE amplifies "
+        "errors beyond all bounds. Tighten rtol and atol, or look at filter_std."
     ),
     Status.INTERRUPTED: (
         "The solve was interrupted. What it had saved until then is in the solution that comes with this."
@@ -133,10 +139,26 @@ class Solution:
         """The posterior mean of y, in the structure of y0."""
         return self._in_space.mean
 
-    @property
+    @functools.cached_property
     def std(self) -> PyTree:
-        """The posterior standard deviation of y, in the structure of y0."""
+        """The standard deviation of y, in the structure of y0: the spread of ``members`` if there are any."""
+        members = self.posterior.members
+        return self.filter_std if members is None else _spread(self.basis, members, self.t.ndim)
+
+    @property
+    def filter_std(self) -> PyTree:
+        """What the filter (or the smoother) says of itself: the posterior standard deviation of y."""
         return _expand(self._in_space.std, self.mean)
+
+    @property
+    def members(self) -> PyTree:
+        """The members of the error of y, with ``uncertainty=mp.Transported(...)``.
+
+        Like y0, with two more axes in front: member and time. Each is a deviation from the mean.
+        """
+        if self.posterior.members is None:
+            raise ValueError("This solution has no members: pass uncertainty=mp.Transported(...) to solve.")
+        return _members(self.basis, self.posterior.members, self.t.ndim)
 
     @functools.cached_property
     def _in_space(self) -> Moments:
@@ -160,6 +182,8 @@ class Solution:
     def __call__(self, t: ArrayLike, derivative: int = 0) -> Marginal:
         """The posterior at any time of the span: given all data, or given the past if ``smooth=False``.
 
+        Between two steps, transported members are interpolated linearly.
+
         Args:
             t: a time or an array of times.
             derivative: q ≤ ν, for the posterior of the q-th derivative of y.
@@ -171,6 +195,9 @@ class Solution:
         else:
             moments = queries.look_up(self, times, q)
         moments = self._of_y(moments)
+        if self.posterior.members is not None:
+            members = queries.members_at(self, times)
+            moments = Moments(moments.mean, _spread(self.basis, members, 1))
         return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:
@@ -181,11 +208,14 @@ class Solution:
     def sample(
         self, key: Array, num: int = 1, *, at: ArrayLike | None = None, derivative: int = 0
     ) -> PyTree[Array]:
-        """Joint samples of the posterior, which needs ``smooth=True``.
+        """Joint samples of the posterior, which needs ``smooth=True`` or ``uncertainty=mp.Transported(...)``.
 
         Each is one draw of the whole trajectory: correlated in time as the model says. With a structured
         covariance, unknowns (modes with ``mp.SpectralEK1``) are independent of each other, unless a spatial
         model relates them.
+
+        Transported members are samples already, as many as there are: the mean plus ``num`` of them, picked
+        without repetition.
 
         Args:
             key: a key of ``jax.random``.
@@ -196,7 +226,10 @@ class Solution:
         Returns:
             A pytree like y0, every leaf with two more axes in front: sample and time.
         """
-        samples = queries.sample(self, key, num, at, queries.derivative(self, derivative))
+        q = queries.derivative(self, derivative)
+        if self.posterior.members is not None:
+            return queries.sample_members(self, key, num, at)
+        samples = queries.sample(self, key, num, at, q)
         return samples if isinstance(self.basis, Identity) else _from_modes(self.basis, samples)
 
     def plot(self, **options: Any) -> Any:
@@ -275,6 +308,22 @@ def _of_y(basis: Basis, variation: Field | None, moments: Moments, axes: int) ->
             varied = jax.vmap(varied)
         std = varied(std, moments.mean, variation)
     return Moments(basis.from_modes(moments.mean), basis.std(std))
+
+
+@compiled(static_argnums=2)
+def _spread(basis: Basis, members: PyTree, axes: int) -> PyTree:
+    """In space, with the members' axis after the first ``axes``; their mean is known to be zero."""
+
+    def leafwise(x: Array) -> Array:
+        return safe_sqrt(jnp.mean(x**2, axis=axes))
+
+    return jax.tree.map(leafwise, basis.from_modes(members))
+
+
+@compiled(static_argnums=2)
+def _members(basis: Basis, members: PyTree, axes: int) -> PyTree:
+    """In space, with the members' axis before that of time."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, axes - 1, axes), basis.from_modes(members))
 
 
 @compiled

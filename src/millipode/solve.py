@@ -1,5 +1,6 @@
 """The front door: checks input, picks defaults, drives the compiled loop, builds the Solution."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from millipode.saving import CountSteps, SaveEnd, SavePlan, SaveSteps, SaveTimes
 from millipode.solution import Solution, SolveError, SolveInterrupted, Status
 from millipode.solvers import EK0, Solver
 from millipode.step import Filter
+from millipode.transport import Transported
 
 MAX_STEPS = 100_000
 DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
@@ -51,7 +53,8 @@ def solve(
     rtol: PyTree[ArrayLike] = 1e-3,
     atol: PyTree[ArrayLike] = 1e-6,
     save: Literal["steps", "end"] | ArrayLike = "steps",
-    smooth: bool | Literal["recompute"] = True,
+    smooth: bool | Literal["recompute"] | None = None,
+    uncertainty: Transported | None = None,
     dt0: ArrayLike | None = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
@@ -76,10 +79,13 @@ def solve(
         save: ``"steps"``, ``"end"``, or times, monotone in the direction of integration. Times do not
             change the steps taken. Under ``jit``, ``"steps"`` fills arrays of length max_steps + 1
             in which everything after the last step repeats it.
-        smooth: whether means and standard deviations are given all data, or (``False``) only what came
-            before. Dense output works with either, joint samples need ``True``. ``"recompute"`` is for
-            ``save="steps"`` in little memory: it keeps only y at every step and √N states on the way,
-            for the price of a second pass.
+        smooth: whether means and standard deviations are given all data (``True``, the default), or
+            (``False``) only what came before. Dense output works with either, joint samples need ``True``.
+            ``"recompute"`` is for ``save="steps"`` in little memory: it keeps only y at every step and √N
+            states on the way, for the price of a second pass.
+        uncertainty: ``mp.Transported(members=...)`` for standard deviations that know how the ODE amplifies
+            errors, at the price of one JVP of f per member and step; the filter's own by default. It goes
+            with ``smooth=False``, which is then the default.
         dt0: the first step; automatic by default.
         controller: ``mp.PIController(...)`` (the default) or ``mp.FixedStep(h)``.
         max_steps: the bound on attempted steps.
@@ -94,7 +100,7 @@ def solve(
     (True, (1, 2), True)
     """
     setup, y0, budget = prepare(
-        f, y0, t_span, solver, args, rtol, atol, save, smooth, dt0, controller, max_steps
+        f, y0, t_span, solver, args, rtol, atol, save, smooth, dt0, controller, max_steps, uncertainty
     )
     concrete = outside_transformations()
     dynamic = isinstance(setup.model.diffusion, DynamicDiffusion)
@@ -114,6 +120,9 @@ def solve(
     else:
         outcome = at_once(static, arrays, y0)
     solution = _solution(outcome, setup.model)
+    if concrete and solution.status is Status.MEMBERS_NON_FINITE:
+        warnings.warn(solution.message, stacklevel=2)
+        return solution
     if concrete and not solution.success:
         if isinstance(setup.plan, SaveTimes):
             solution = _solution(trimmed([outcome], dynamic), setup.model)
@@ -133,10 +142,11 @@ def prepare(
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     save: Any = "steps",
-    smooth: Any = True,
+    smooth: Any = None,
     dt0: Any = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
+    uncertainty: Transported | None = None,
 ) -> tuple[Setup, Field, int]:
     """Check all input; returns what the loop needs, y0, and the bytes that saving may use."""
     y0 = checks.initial_value(y0)
@@ -159,10 +169,12 @@ def prepare(
     linearisation = solver.linearisation(y0)
     solver.check_span(float(t1) - float(t0) if checks.is_concrete((t0, t1)) else None, kind)
     checks.memory_for_dense(y0, solver)
-    plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps)
+    smooth = checks.uncertainty(uncertainty, smooth, save, y0, solver)
+    members = 0 if uncertainty is None else uncertainty.members
+    plan, budget = _save_plan(save, smooth, y0, t0, t1, solver, controller, max_steps, members)
     field = VectorField(f, args, _sign(t0, t1, kind))
     prior = solver.prior.fitted(linearisation.rates, field.sign, y0)
-    model = Filter(field, prior, linearisation, solver.diffusion, rtol, atol, solver.space(y0))
+    model = Filter(field, prior, linearisation, solver.diffusion, rtol, atol, solver.space(y0), uncertainty)
     setup = Setup(model, controller, plan, t0, t1, dt0, solver.structure, solver.initialise, int(max_steps))
     return setup, y0, budget
 
@@ -176,6 +188,7 @@ def _save_plan(
     solver: Solver,
     controller: Controller,
     max_steps: int,
+    members: int,
 ) -> tuple[SavePlan, int]:
     checks.smoothing(smooth, save)
     if isinstance(save, str) and save == "end":
@@ -185,10 +198,10 @@ def _save_plan(
         return (SmoothTimes(times) if smooth else SaveTimes(times)), 0
     span = abs(float(t1) - float(t0)) if checks.is_concrete((t0, t1)) else np.inf
     bounded = outside_transformations()
-    budget = checks.memory_for_steps(y0, solver, smooth, controller, span, max_steps, bounded)
+    budget = checks.memory_for_steps(y0, solver, smooth, controller, span, max_steps, bounded, members)
     if smooth == "recompute":
         return CountSteps(np.asarray(FIRST_STRIDE, np.int32)), budget
-    fitting = SEGMENT_BYTES // checks.bytes_per_step(y0, solver, smooth)
+    fitting = SEGMENT_BYTES // checks.bytes_per_step(y0, solver, smooth, members)
     segment = int(np.clip(fitting, 8, SEGMENT_STEPS)) if bounded else max_steps
     return SaveSteps(min(max_steps, segment) + 1, bool(smooth)), budget
 

@@ -20,6 +20,7 @@ from millipode.fields import Field, Scale, combine, rms, where
 from millipode.linearise import Linearisation, VectorField
 from millipode.priors import Prior, Row, Transition
 from millipode.spatial.protocol import Space, correlated
+from millipode.transport import Drive, Members, Transported
 
 # Below this size, copies cost less than what prevents them.
 IN_PLACE = 2**11
@@ -35,6 +36,7 @@ class Filter(NamedTuple):
     rtol: Scale
     atol: Scale
     space: Space | None = None
+    uncertainty: Transported | None = None
 
 
 class State(NamedTuple):
@@ -49,6 +51,7 @@ class State(NamedTuple):
         log_det: Σ_n log det S_n.
         rank: the number of directions in that determinant.
         memory: of the linearisation.
+        members: of the error, if they are transported.
     """
 
     t: Array
@@ -59,16 +62,18 @@ class State(NamedTuple):
     log_det: Array
     rank: Array
     memory: PyTree
+    members: Members | None = None
 
 
 class Attempt(NamedTuple):
     """A step that has been evaluated and can be judged, but is not yet taken.
 
     The linearised model of the step is all here: Φ, E₀ m⁻, the Jacobian, the residual z and γ. With a model
-    of space, ``form`` is zᵀ Γ̆⁻¹ z.
+    of space, ``form`` is zᵀ Γ̆⁻¹ z. ``drive`` is what moves members of the error.
     """
 
     t: Array
+    h: Array
     transition: Transition
     predicted: Field
     z: Field
@@ -78,6 +83,7 @@ class Attempt(NamedTuple):
     error: Array
     form: Array | None
     memory: PyTree
+    drive: Drive | None = None
 
 
 def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
@@ -93,7 +99,7 @@ def attempt(model: Filter, state: State, t: Array, h: Array) -> Attempt:
     local = model.diffusion.local_scale(process, z)
     error = _error(model, state, h, transition, predicted, z, jacobian, process, local)
     scale = model.diffusion.filter_scale(local)
-    return Attempt(t, transition, predicted, z, jacobian, local, scale, error, form, memory)
+    return Attempt(t, h, transition, predicted, z, jacobian, local, scale, error, form, memory)
 
 
 def _error(
@@ -158,6 +164,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
         log_det=state.log_det + jnp.where(accept, log_det, 0),
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
         memory=jax.tree.map(lambda new, old: jnp.where(accept, new, old), a.memory, state.memory),
+        members=state.members,
     )
     return Taken(taken, corrected.gain, z)
 

@@ -16,6 +16,7 @@ from millipode.covariance.protocol import (
     Covariance,
     DiagonalInnovation,
     Kernel,
+    Numbers,
     normal,
     shared_per_leaf,
 )
@@ -151,10 +152,10 @@ class BlockDiagonal(Covariance):
         """Zero rows added."""
         return type(self)(jax.tree.map(blocks.square, self.root))
 
-    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+    def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
         """Rᵀε, unknown by unknown."""
         k, n = jax.tree.leaves(self.root)[0].shape[:2]
-        noise = normal(key, y, k)
+        noise = (numbers or normal)(key, y, k)
 
         def column(q: int) -> Field:
             return jax.tree.map(lambda root, e: jnp.sum(root[:, q] * e, axis=0), self.root, noise)

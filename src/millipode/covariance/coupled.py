@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from millipode.covariance import blocks
 from millipode.covariance.blockdiagonal import in_tiles
-from millipode.covariance.protocol import Corrected, Covariance, Kernel, RootInnovation, normal
+from millipode.covariance.protocol import Corrected, Covariance, Kernel, Numbers, RootInnovation, normal
 from millipode.fields import Field, Scale, safe_divide, safe_sqrt
 from millipode.jacobians import CoupledJacobian
 from millipode.priors import BlockTransition, Row, Transition
@@ -163,9 +163,9 @@ class Coupled(Covariance):
         """Zero rows added."""
         return type(self)(blocks.square(self.root))
 
-    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+    def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
         """Rᵀε, mode by mode."""
-        noise = normal(key, y[0], self.root.shape[0])
+        noise = (numbers or normal)(key, y[0], self.root.shape[0])
         return _by_derivative(jnp.sum(self.root * noise[:, None], axis=0), y.shape[0])
 
 

@@ -15,7 +15,9 @@ from millipode.covariance.protocol import (
     DenseInnovation,
     DiagonalInnovation,
     Kernel,
+    Numbers,
     RootInnovation,
+    normal,
 )
 from millipode.fields import Field, Scale, dtype, expand, size
 from millipode.jacobians import FullJacobian
@@ -128,10 +130,10 @@ class Dense(Covariance):
         """Itself."""
         return self
 
-    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+    def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
         """Rᵀε."""
         _, unravel = ravel_pytree(y)
-        noise = jax.random.normal(key, self.root.shape[:1], self.root.dtype)
+        noise = (numbers or normal)(key, self.root[:, 0], 1)[0]
         return tuple(unravel(part) for part in (noise @ self.root).reshape(-1, size(y)))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance import blocks
-from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation, Kernel, normal
+from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation, Kernel, Numbers, normal
 from millipode.fields import Field, Scale, combine, size
 from millipode.priors import Row, Transition
 
@@ -72,10 +72,10 @@ class Kronecker(Covariance):
         """Zero rows added."""
         return type(self)(blocks.square(self.root))
 
-    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
+    def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
         """Rᵀε, with its own ε for every unknown."""
         rows = self.root.shape[0]
-        noise = normal(key, y, rows)
+        noise = (numbers or normal)(key, y, rows)
         fields = [jax.tree.map(lambda x, i=i: x[i], noise) for i in range(rows)]
         return tuple(combine(column, fields) for column in self.root.T)
 

@@ -1,6 +1,7 @@
 """What a covariance structure must be able to do, and the Gaussians of the innovation."""
 
 import abc
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import equinox as eqx
@@ -189,8 +190,8 @@ class Covariance(eqx.Module):
         """The same covariance with as many rows in its root as ``predict`` gives it."""
 
     @abc.abstractmethod
-    def draw(self, key: Array, y: Field) -> tuple[Field, ...]:
-        """A sample of N(0, C), one field per derivative."""
+    def draw(self, key: Array, y: Field, numbers: "Numbers | None" = None) -> tuple[Field, ...]:
+        """A sample of N(0, C), one field per derivative; or of other ``numbers`` with that covariance."""
 
 
 class Kernel(eqx.Module):
@@ -223,12 +224,27 @@ class Kernel(eqx.Module):
         """The same kernel with the gain G Φ, for the mean of Y as its past gives it."""
 
 
+Numbers = Callable[[Array, Field, int], Field]
+
+
 def normal(key: Array, y: Field, rows: int) -> Field:
     """Independent standard normal numbers: a field like y with an axis of ``rows`` in front."""
     leaves, tree = jax.tree.flatten(y)
     keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
     draws = [jax.random.normal(k, (rows, *x.shape), x.dtype) for k, x in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(tree, draws)
+
+
+def signs(key: Array, y: Field, rows: int) -> Field:
+    """The same with numbers ±1, which have the same moments up to the third; one word of bits per unknown."""
+    leaves, tree = jax.tree.flatten(y)
+    keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
+
+    def draw(key: Array, x: Array) -> Array:
+        words = jax.random.bits(key, (-(-rows // 32), *x.shape), jnp.uint32)
+        return jnp.stack([1 - 2 * ((words[i // 32] >> i % 32) & 1).astype(x.dtype) for i in range(rows)])
+
+    return jax.tree.unflatten(tree, [draw(k, x) for k, x in zip(keys, leaves, strict=True)])
 
 
 def shared_per_leaf(scale: Scale, y: Field) -> list[Array]:

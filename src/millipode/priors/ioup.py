@@ -23,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from millipode.fields import Field, Scale, dtype, safe_divide, safe_sqrt, same_structure
-from millipode.priors.iwp import check_order, powers, scaling, taylor
+from millipode.priors.iwp import check_order, next_column, powers, scaling, taylor
 from millipode.priors.reverting import Integers, Reverting
 from millipode.priors.transition import BlockTransition, Row, Transition
 
@@ -118,6 +118,15 @@ class IOUP(Reverting):
             return powers(h, 2 * n)[2 * n - 1] * jnp.sum(projected(h * rate, n - 1) ** 2, axis=0)
 
         return self._first_row(h), jax.tree.map(noise, self.drift)
+
+    def remainder(self, h: Array) -> tuple[Scale, ...]:
+        """h^(ν+1) φ_{ν+1}(x), and that of an IWP for w."""
+        n = self.order + 1
+
+        def first(rate: Array) -> Array:
+            return powers(h, n + 1)[n] * phis(h * rate, n)[n]
+
+        return (jax.tree.map(first, self.drift), *next_column(h, n - 1))
 
 
 def _as_rate(rate: Any) -> Any:

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from millipode.exact import right_root
-from millipode.fields import Field, dtype
+from millipode.fields import Field, Scale, dtype
 from millipode.priors.transition import BlockTransition, Prior, Row
 
 MAX_ORDER = 11
@@ -63,6 +63,10 @@ class IWP(Prior):
         power = powers(h, 2 * nu + 2)
         row = tuple(power[j] / factorial(j) for j in range(nu + 1))
         return row, power[2 * nu + 1] / ((2 * nu + 1) * factorial(nu) ** 2)
+
+    def remainder(self, h: Array) -> tuple[Scale, ...]:
+        """h^(ν+1−i)/(ν+1−i)!."""
+        return next_column(h, self.order + 1)
 
     def state(self, derivatives: tuple[Field, ...]) -> tuple[Field, ...]:
         """Themselves."""
@@ -116,6 +120,12 @@ def taylor(h: Array, n: int) -> tuple[Row, ...]:
     return tuple(
         tuple(power[j - i] / factorial(j - i) if j >= i else None for j in range(n)) for i in range(n)
     )
+
+
+def next_column(h: Array, n: int) -> tuple[Array, ...]:
+    """h^(n−i)/(n−i)!, by which another derivative would enter."""
+    power = powers(h, n + 1)
+    return tuple(power[n - i] / factorial(n - i) for i in range(n))
 
 
 def scaling(h: Array, n: int) -> Float[Array, " n"]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode.fields import Field, dtype
+from millipode.fields import Field, Scale, dtype
 from millipode.priors.iwp import check_order, powers, scaling, taylor
 from millipode.priors.reverting import Integers, Reverting
 from millipode.priors.transition import BlockTransition, Row
@@ -100,6 +100,17 @@ class MaternProcess(Reverting):
         row = tuple(jnp.exp(-x) * p / factorial(j) for j, p in enumerate(powers(h, nu + 1)))
         noise = jnp.sum(_weighted(x, nu)[:, 0] ** 2)
         return row, powers(h, 2 * nu + 2)[2 * nu + 1] / factorial(nu) ** 2 * noise
+
+    def remainder(self, h: Array) -> tuple[Scale, ...]:
+        """h^(ν+1−i)/(ν−i)! ∫₀¹ e^(−xs) s^(ν−i) ds."""
+        nu, x = self.order, -self.drift * h
+        nodes, weights = (jnp.asarray(v, x.dtype) for v in _quadrature())
+        reach = jnp.where(x > REACH, REACH / jnp.where(x > REACH, x, 1), 1)
+        s, power = reach * nodes, powers(h, nu + 2)
+        envelope = reach * weights * jnp.exp(-x * s)
+        return tuple(
+            power[nu + 1 - i] / factorial(nu - i) * jnp.sum(envelope * s ** (nu - i)) for i in range(nu + 1)
+        )
 
 
 def gram_root(x: Array, nu: int) -> Float[Array, "n n"]:

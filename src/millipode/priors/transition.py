@@ -113,6 +113,10 @@ class Prior(eqx.Module):
         """Row 0 of Φ(h) and Σ(h)₀₀, valid and differentiable for h ≥ 0."""
 
     @abc.abstractmethod
+    def remainder(self, h: Array) -> tuple[Scale, ...]:
+        """What a constant 1 in place of the white noise (y^(ν+1) = 1) adds to the state over a step h."""
+
+    @abc.abstractmethod
     def state(self, derivatives: tuple[Field, ...]) -> tuple[Field, ...]:
         """The state, from y and its derivatives."""
 
