@@ -96,19 +96,20 @@ def begin(setup: Setup, y0: Field) -> Carry:
     scale = model.diffusion.filter_scale(local)
     covariance = STRUCTURES[setup.structure].initial(model.prior.root(initial.root), scale, mean[0])
     zero, memory = jnp.zeros((), dtype(y0)), model.linearisation.memory()
+    h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
+    h = jnp.minimum(h, jnp.where(span > 0, span, h))
     members = None
     if model.uncertainty is not None:
-        members = transport.begin(model, covariance, local, mean[0])
+        members = transport.begin(model, covariance, local, mean[0], jnp.where(h > 0, h, 1))
     state = State(
         jnp.copy(t0), mean, covariance, model.diffusion.zero(mean[0]), zero, zero, zero, memory, members
     )
-    h = setup.controller.first_step(p, order, span) if setup.dt0 is None else setup.dt0
     status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
     status = jnp.where(span == 0, Status.SUCCESS, status).astype(jnp.int32)
     count = jnp.zeros((), jnp.int32)
     return Carry(
         state=state,
-        h=jnp.minimum(h, jnp.where(span > 0, span, h)),
+        h=h,
         previous_error=zero + 1,
         steps=count,
         rejected=count,
@@ -212,7 +213,7 @@ def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
     finite = all_finite((y, state.covariance))
     status = jnp.where(finite | ~arrived, status, Status.NON_FINITE)
     if state.members is not None:
-        lost = (status == Status.SUCCESS) & ~all_finite(state.members.error)
+        lost = (status == Status.SUCCESS) & ~all_finite(state.members.chunks)
         status = jnp.where(lost, Status.MEMBERS_NON_FINITE, status)
     return Outcome(
         t=saved.t,

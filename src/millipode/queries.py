@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PyTree
 
 from millipode.basis import Basis
 from millipode.compiling import FOR_MEMORY, QUICKLY, Way, compiled
-from millipode.fields import Field, Scale, safe_divide, size
+from millipode.fields import Field, Scale, dtype, safe_divide, size
 from millipode.posterior import (
     Chain,
     Moments,
@@ -223,6 +223,11 @@ def sample(sol: "Solution", key: Array, num: Any, at: Any, q: int) -> PyTree[Arr
     return jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
 
 
+def as_precise(members: Field, sol: "Solution") -> Field:
+    """In the floating-point type of y; members are kept with as few digits as they need."""
+    return jax.tree.map(lambda x: x.astype(dtype(sol.posterior.mean[0])), members)
+
+
 def members_at(sol: "Solution", t: Array) -> Field:
     """The members of y (of its modes) at times of the span, or at saved ones if nothing else is known."""
     if isinstance(sol.posterior, Path):
@@ -257,7 +262,8 @@ def sample_members(sol: "Solution", key: Array, num: Any, at: Any) -> PyTree[Arr
         mean, members = sol.mean, sol.members
     else:
         flat, shape = times(sol, at)
-        mean, members = sol(at).mean, _members_in_space(sol.basis, members_at(sol, flat), shape)
+        members = as_precise(members_at(sol, flat), sol)
+        mean, members = sol(at).mean, _members_in_space(sol.basis, members, shape)
     return jax.tree.map(lambda m, e: m + e[chosen], mean, members)
 
 

@@ -264,12 +264,12 @@ class Entry(NamedTuple):
 
 
 def _entry(model: Filter, state: State) -> Entry:
-    members = None if state.members is None else state.members.error[0]
+    members = None if state.members is None else state.members.of_y
     return Entry(state.mean[0], _std(model, state), dynamic(model, state.calibration), members)
 
 
 def _node(model: Filter, state: State) -> Nodes:
-    members = None if state.members is None else state.members.error[0]
+    members = None if state.members is None else state.members.of_y
     return Nodes(state.t, state.mean, state.covariance, dynamic(model, state.calibration), members)
 
 
@@ -281,7 +281,7 @@ def _calibrated(model: Filter, members: Field | None, scale: Scale) -> Field | N
 
 
 def _members(model: Filter, state: State, scale: Scale) -> Field | None:
-    return None if state.members is None else _calibrated(model, state.members.error[0], scale)
+    return None if state.members is None else _calibrated(model, state.members.of_y, scale)
 
 
 def _std(model: Filter, state: State) -> Scale:

@@ -143,7 +143,10 @@ class Solution:
     def std(self) -> PyTree:
         """The standard deviation of y, in the structure of y0: the spread of ``members`` if there are any."""
         members = self.posterior.members
-        return self.filter_std if members is None else _spread(self.basis, members, self.t.ndim)
+        return self.filter_std if members is None else self._spread(members, self.t.ndim)
+
+    def _spread(self, members: PyTree, axes: int) -> PyTree:
+        return _spread(self.basis, queries.as_precise(members, self), axes)
 
     @property
     def filter_std(self) -> PyTree:
@@ -158,7 +161,7 @@ class Solution:
         """
         if self.posterior.members is None:
             raise ValueError("This solution has no members: pass uncertainty=mp.Transported(...) to solve.")
-        return _members(self.basis, self.posterior.members, self.t.ndim)
+        return _members(self.basis, queries.as_precise(self.posterior.members, self), self.t.ndim)
 
     @functools.cached_property
     def _in_space(self) -> Moments:
@@ -197,7 +200,7 @@ class Solution:
         moments = self._of_y(moments)
         if self.posterior.members is not None:
             members = queries.members_at(self, times)
-            moments = Moments(moments.mean, _spread(self.basis, members, 1))
+            moments = Moments(moments.mean, self._spread(members, 1))
         return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:

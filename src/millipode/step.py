@@ -17,13 +17,11 @@ from millipode.control import error_norm, weights
 from millipode.covariance import Covariance, Innovation
 from millipode.diffusion import Diffusion
 from millipode.fields import Field, Scale, combine, rms, where
+from millipode.inplace import moved
 from millipode.linearise import Linearisation, VectorField
-from millipode.priors import Prior, Row, Transition
+from millipode.priors import Prior, Transition
 from millipode.spatial.protocol import Space, correlated
 from millipode.transport import Drive, Members, Transported
-
-# Below this size, copies cost less than what prevents them.
-IN_PLACE = 2**11
 
 
 class Filter(NamedTuple):
@@ -151,7 +149,7 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
     )
     correction = state.covariance.apply_gain(corrected.gain, z)
     start = where(accept, a.predicted, state.mean[0])  # what Φ makes of y is there already
-    mean = _moved(start, a.transition.gated(accept), state.mean, correction, signal)
+    mean = moved((start,), a.transition.gated(accept), state.mean, correction, signal)
     innovation = correlated(model.space, corrected.innovation, a.form)
     log_det, rank = innovation.log_determinant(z)
     calibration = model.diffusion.accumulate(state.calibration, a.local_scale, innovation, a.z)
@@ -167,37 +165,3 @@ def take(model: Filter, state: State, a: Attempt, accept: Array, signal: Array) 
         members=state.members,
     )
     return Taken(taken, corrected.gain, z)
-
-
-def _moved(
-    start: Field,
-    phi: tuple[Row, ...],
-    mean: tuple[Field, ...],
-    correction: tuple[Field, ...],
-    signal: Array,
-) -> tuple[Field, ...]:
-    """Φ m − K z, derivative by derivative, in place; ``start`` is the first row of Φ m.
-
-    Φ is upper triangular, so y^(q) may be overwritten once y, …, y^(q−1) are. XLA does so only if the order
-    is forced on it, and copies the whole state at every step otherwise: hence a zero that depends on what
-    was computed before, and that XLA cannot know to be one. The unit diagonal of Φ is left alone, because
-    E₁ m must round here as it does in the residual: high orders amplify what does not cancel.
-    """
-    n = len(mean)
-
-    def leafwise(*leaves: Array) -> tuple[Array, ...]:
-        start, old, shifts = leaves[0], leaves[1 : n + 1], leaves[n + 1 :]
-        in_place = start.size >= IN_PLACE
-        wait = 0 * signal.astype(start.dtype) if in_place else 0
-        new = [start - (shifts[0] + wait)]
-        for row, shift in zip(phi[1:], shifts[1:], strict=True):
-            zero = 0 * new[-1][(0,) * shift.ndim] if in_place else 0
-            *others, last = row
-            assert last is not None  # the highest derivative moves all others
-            new.append(combine([*others, last + zero], old) - shift)
-        return tuple(new)
-
-    leaves = [jax.tree.leaves(x) for x in (start, *mean, *correction)]
-    columns = [leafwise(*parts) for parts in zip(*leaves, strict=True)]
-    tree = jax.tree.structure(mean[0])
-    return tuple(jax.tree.unflatten(tree, parts) for parts in zip(*columns, strict=True))

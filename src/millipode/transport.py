@@ -11,18 +11,19 @@ how the ODE amplifies early errors, and their spread is a standard deviation at 
 What is w? ``noise="white"`` is the prior's own answer, w ~ N(0, γ² Σ(h)), independent in every step. But
 solutions of ODEs are smooth: what a step misses is w = c v(h), where c is the next derivative of y and v(h)
 its Taylor remainder, and c hardly changes from one step to the next. The residual z = −H(Φ e + w) reveals
-it. Part of z is an echo of earlier steps, by way of e; which part, a filter that is given c = 1 throughout
-can tell (the ``Lag``). So ``noise="defect"`` drives member s with
+it, but for two echoes of earlier steps, by way of e. A steady one has a known share of z, which a filter
+that is given c = 1 throughout can tell (the ``Lag``). What flickers, changing sign from one step to the
+next as it does at the limit of stability, drops out of a mean over two steps. So ``noise="defect"`` drives
+member s with
 
-    w = m_s c v(h),    c = −α (H v)⁻¹ z,
+    w = m_s c v(h),    c = the mean over two steps of −α (H v)⁻¹ z,
 
-and random numbers m_s that persist from step to step as far as the residual does. Errors of smooth solutions
-then add up with their signs, as they do in truth; where residuals flicker (at the limit of stability they
-change sign in every step), errors add up like those of independent steps.
+and random numbers m_s that persist from step to step as far as c does. Errors of smooth solutions then add
+up with their signs, as they do in truth, and those of rough ones like independent numbers.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -30,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from millipode.autodiff import while_loop, zero_after
 from millipode.covariance import Covariance
@@ -38,12 +39,18 @@ from millipode.covariance.kronecker import Kronecker
 from millipode.covariance.protocol import signs
 from millipode.diffusion import ConstantDiffusion
 from millipode.fields import Field, Scale, combine, dtype, map_leaves, safe_divide, safe_sqrt, size, total
+from millipode.inplace import moved
 from millipode.jacobians import Jacobian
 from millipode.posterior import noise_of
-from millipode.priors import IWP
+from millipode.priors import IWP, Row
+from millipode.priors.iwp import powers
 
+# Members are noisy by themselves: more digits would cost time and memory, and say nothing.
+KIND = jnp.float32
 # So many numbers are moved at once: members of small problems together, those of large ones one by one.
-TOGETHER = 2**16
+TOGETHER = 2**19
+# There are at most so many chunks, because each is a program of its own to compile.
+CHUNKS = 32
 
 
 def _key_data(key: Any) -> Any:
@@ -71,7 +78,7 @@ class Transported(eqx.Module):
         noise: ``"defect"`` (the steps' own defects, which persist as far as residuals do), or ``"white"``
             (the prior's noise, independent in every step: with it, and a dense EK1, members have the
             filter's own covariance).
-        chunk: how many members are moved at once; automatic by default, one if they are large.
+        chunk: how many members are moved at once; automatic by default, and one if they are large.
         sharding: of an array with the members' axis in front, to spread members over devices.
 
     >>> import jax.numpy as jnp, millipode as mp
@@ -112,8 +119,9 @@ class Transported(eqx.Module):
             return self.chunk
         if self.sharding is not None:
             return self.members
-        fitting = [k for k in range(1, self.members + 1) if self.members % k == 0 and k * size(y) <= TOGETHER]
-        return max(fitting, default=1)
+        divisors = [k for k in range(1, self.members + 1) if self.members % k == 0]
+        least = next(k for k in divisors if self.members <= k * CHUNKS)
+        return max((k for k in divisors if k * size(y) <= TOGETHER), default=least)
 
 
 def _count(number: Any, name: str, least: int) -> int:
@@ -134,46 +142,58 @@ class Lag(NamedTuple):
     error: Float[Array, " n"]
 
 
+class Defect(NamedTuple):
+    """What a step has missed, and what goes with it from one step to the next.
+
+    Attributes:
+        latest: c v₁ of the last step alone, in the units of a residual.
+        mean: that of the last two steps.
+        unit: v₁ of the last step; 0 before the first one.
+        h: the last step; 0 before the first one.
+        persistent: the part of m that persists.
+        lag: what part of a residual is news.
+    """
+
+    latest: Field
+    mean: Field
+    unit: Array
+    h: Array
+    persistent: Float[Array, " s"]
+    lag: Lag
+
+
 class Members(NamedTuple):
     """What is carried from step to step.
 
     Attributes:
-        error: e, one field per field of the prior's state, the members' axis in front.
+        chunks: e, some members at a time: one field per field of the prior's state, members in front. Field q
+            is in units of time^−q, so that it has a size that ``KIND`` can hold.
+        time: the unit of time.
         steps: how many they have made, for the random numbers.
-        persistent: the part of m that persists.
-        defect: of the last step.
-        lag: what part of a residual is news.
+        defect: of the last step, unless the noise is white.
     """
 
-    error: tuple[Field, ...]
+    chunks: tuple[tuple[Field, ...], ...]
+    time: Array
     steps: Int[Array, ""]
-    persistent: Float[Array, " s"] | None
-    defect: Field | None
-    lag: Lag | None
+    defect: Defect | None
+
+    @property
+    def of_y(self) -> Field:
+        """All members of the error of y."""
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *(chunk[0] for chunk in self.chunks))
 
 
 class Drive(NamedTuple):
-    """What moves the members in one step.
-
-    Attributes:
-        key: of the step.
-        multiplier: m, of the defect noise.
-        persistent: the next one.
-        defect: c v₁, in the units of a residual.
-        unit: v₁.
-        lag: the next one.
-    """
+    """What moves the members in one step: random numbers, and unless the noise is white a defect and m."""
 
     key: Array
+    defect: Defect | None = None
     multiplier: Float[Array, " s"] | None = None
-    persistent: Float[Array, " s"] | None = None
-    defect: Field | None = None
-    unit: Array | None = None
-    lag: Lag | None = None
 
 
-def begin(model: Any, covariance: Covariance, local: Scale, y: Field) -> Members:
-    """Members of the error at t₀, where only derivatives may have one."""
+def begin(model: Any, covariance: Covariance, local: Scale, y: Field, time: Array) -> Members:
+    """Members of the error at t₀, where only derivatives may have one; ``time`` is of the size of a step."""
     plan: Transported = model.uncertainty
     key = jax.random.wrap_key_data(plan.key)
     keys = jax.random.split(jax.random.fold_in(key, 0), plan.members)
@@ -184,18 +204,22 @@ def begin(model: Any, covariance: Covariance, local: Scale, y: Field) -> Members
             fields = tuple(model.space.correlate(x) for x in fields)
         if plan.noise == "defect" and isinstance(model.diffusion, ConstantDiffusion):
             fields = tuple(map_leaves(jnp.multiply, x, local) for x in fields)
-        return fields
+        return tuple(
+            jax.tree.map(lambda leaf, c=c: (c * leaf).astype(KIND), x)
+            for c, x in zip(powers(time, len(fields)), fields, strict=True)
+        )
 
-    error = lax.map(draw, keys, batch_size=plan.at_once(y))
+    chunks = tuple(jax.vmap(draw)(some) for some in keys.reshape(-1, plan.at_once(y)))
     if plan.sharding is not None:
-        error = jax.tree.map(lambda x: lax.with_sharding_constraint(x, plan.sharding), error)
+        chunks = jax.tree.map(lambda x: lax.with_sharding_constraint(x, plan.sharding), chunks)
     steps = jnp.zeros((), jnp.int32)
     if plan.noise == "white":
-        return Members(error, steps, None, None, None)
+        return Members(chunks, time, steps, None)
     n, kind = model.prior.order + 1, dtype(y)
     lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
     persistent = _balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), kind))
-    return Members(error, steps, persistent, jax.tree.map(jnp.zeros_like, y), lag)
+    nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, KIND), y), jnp.zeros((), kind)
+    return Members(chunks, time, steps, Defect(nothing, nothing, zero, zero, persistent, lag))
 
 
 def _balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
@@ -209,20 +233,22 @@ def drive(model: Any, members: Members, a: Any, accept: Array) -> Drive:
     key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + members.steps)
     if plan.noise == "white":
         return Drive(key)
-    assert members.lag is not None
-    assert members.persistent is not None
-    news, lag = _news(model.prior.order, members.lag, a.h)
+    assert members.defect is not None
+    before = members.defect
+    news, lag = _news(model.prior.order, before.lag, a.h)
     v = model.prior.remainder(a.h)
-    defect = map_leaves(
-        lambda z, s: jnp.where(accept, -news * s * z, 0),  # a rejected residual may be NaN
-        _explained(a.jacobian, v, a.z),
-        v[1],
-    )
-    rho = jnp.maximum(_correlation(defect, members.defect), 0)
+    explained = _explained(a.jacobian, v, a.z)
+    ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
+    share = a.h / (a.h + before.h)
+    new = jax.tree.map(lambda x: jnp.where(accept, -news * v[1] * x, 0), explained)  # NaN if rejected
+    mean = jax.tree.map(lambda x, y: share * x + (1 - share) * ratio * y, new, before.latest)
+    latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
+    rho = jnp.maximum(_correlation(mean, before.mean), 0).astype(before.persistent.dtype)
     fresh = jax.random.normal(key, (2, plan.members), rho.dtype)
-    persistent = _balanced(rho * members.persistent + safe_sqrt(1 - rho**2) * fresh[0])
-    multiplier = persistent + safe_sqrt(1 - rho**2) * _balanced(fresh[1])
-    return Drive(key, multiplier, persistent, defect, v[1], lag)
+    rest = safe_sqrt(1 - rho**2)
+    persistent = _balanced(rho * before.persistent + rest * fresh[0])
+    multiplier = persistent + rest * _balanced(fresh[1])
+    return Drive(key, Defect(latest, mean, v[1], a.h, persistent, lag), multiplier)
 
 
 def _explained(jacobian: Any, v: tuple[Scale, ...], z: Field) -> Field:
@@ -245,124 +271,141 @@ def _news(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
 
 
 def _correlation(x: Field, y: Field) -> Array:
-    xy, xx, yy = (total(jax.tree.map(jnp.multiply, a, b)) for a, b in ((x, y), (x, x), (y, y)))
+    def product(x: Array, y: Array) -> Array:
+        return x.astype(float) * y.astype(float)
+
+    xy, xx, yy = (total(jax.tree.map(product, a, b)) for a, b in ((x, y), (x, x), (y, y)))
     return jnp.clip(safe_divide(xy, safe_sqrt(xx) * safe_sqrt(yy)), -1, 1)
 
 
-def _driven(moved: Field, given: Drive, s: Array, v: Scale) -> Field:
-    """Φ e + w, field by field, for member s."""
+def _defect(given: Drive, s: Array, v: Scale) -> Field:
+    """One field of w for member s, by the entry of v(h) that goes with it."""
     assert given.multiplier is not None
-    assert given.unit is not None
-    m = given.multiplier[s] / given.unit
-    return map_leaves(lambda x, g, v: x + (m * v) * g, moved, given.defect, v)
+    assert given.defect is not None
+    m = given.multiplier[s] / given.defect.unit
+    return map_leaves(lambda g, v: (m * v).astype(KIND) * g, given.defect.mean, v)
+
+
+def _in_units(row: Row, time: Sequence[Array], unit: ArrayLike = 1) -> Row:
+    """A row of Φ for fields in units of time^−q, with a result in this ``unit``."""
+    return tuple(
+        None if p is None else jax.tree.map(lambda x, c=unit / c: (c * x).astype(KIND), p)
+        for p, c in zip(row, time, strict=True)
+    )
 
 
 def between(model: Any, state: Any, a: Any, h: Array) -> Field:
     """The members of y within a step, a time h after its start."""
-    plan: Transported = model.uncertainty
-    members, given = state.members, a.drive
+    given, y = a.drive, state.mean[0]
     row, variance = model.prior.marginal(h)
-    y = state.mean[0]
+    time = powers(state.members.time, len(row))
+    row = _in_units(row, time)
+    v = model.prior.remainder(h)[0]
 
     def one(error: tuple[Field, ...], s: Array) -> Field:
-        moved = combine(row, error)
-        if plan.noise == "defect":
-            return _driven(moved, given, s, model.prior.remainder(h)[0])
-        noise = jax.tree.map(lambda x: x[0], signs(jax.random.fold_in(given.key, s), y, 1))
-        if model.space is not None:
-            noise = model.space.correlate(noise)
-        std = jax.tree.map(safe_sqrt, variance)
-        return map_leaves(lambda x, e, t, c: x + t * c * e, moved, noise, std, a.filter_scale)
+        if given.defect is not None:
+            w = _defect(given, s, v)
+        else:
+            noise = jax.tree.map(lambda x: x[0], signs(jax.random.fold_in(given.key, s), y, 1))
+            noise = noise if model.space is None else model.space.correlate(noise)
+            std = jax.tree.map(safe_sqrt, variance)
+            w = map_leaves(lambda x, t, c: t * c * x, noise, std, a.filter_scale)
+        return jax.tree.map(lambda x, y: (x + y).astype(KIND), combine(row, error), w)
 
-    return lax.map(lambda pair: one(*pair), (members.error, jnp.arange(plan.members)))
+    parts, start = [], 0
+    for chunk in state.members.chunks:
+        parts.append(jax.vmap(one)(chunk, start + jnp.arange(_length(chunk))))
+        start += _length(chunk)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
 def advance(model: Any, state: Any, a: Any, gain: Any, accept: Array, reverse: bool) -> Members:
     """Move all members by one step, or not at all; nothing is computed for a rejected one.
 
-    A loop of at most one turn around one over the members, because loops work in place.
+    A loop of at most one turn, because that happens in place and a conditional would copy.
     """
-    plan: Transported = model.uncertainty
     members, given = state.members, a.drive
-    chunk = plan.at_once(state.mean[0])
 
     def turn(carry: tuple) -> tuple:
-        error, pending = carry
-        move = _moving(model, state.covariance, a, gain, state.mean[0])
+        chunks, pending = carry
+        move = _moving(model, state, a, gain, pending)
+        done, start = [], 0
+        for chunk in chunks:
+            done.append(move(chunk, start + jnp.arange(_length(chunk))))
+            start += _length(chunk)
+        return tuple(done), jnp.zeros_like(pending)
 
-        def visit(inner: tuple) -> tuple:
-            error, start = inner
-            return _in_place(move, error, start, chunk), start + chunk
-
-        error, _ = while_loop(
-            lambda inner: inner[1] < plan.members,
-            visit,
-            (error, jnp.zeros((), jnp.int32)),
-            reverse=reverse,
-            max_steps=plan.members // chunk,
-        )
-        return error, jnp.zeros_like(pending)
-
-    error, _ = while_loop(lambda carry: carry[1], turn, (members.error, accept), reverse=reverse, max_steps=1)
-
-    def kept(new: Any, old: Any) -> Any:
-        return jax.tree.map(lambda x, y: jnp.where(accept, x, y), new, old)
-
-    return Members(
-        error,
-        members.steps + accept.astype(members.steps.dtype),
-        kept(given.persistent, members.persistent),
-        kept(given.defect, members.defect),
-        kept(given.lag, members.lag),
+    chunks, _ = while_loop(
+        lambda carry: carry[1], turn, (members.chunks, accept), reverse=reverse, max_steps=1
     )
+    defect = jax.tree.map(lambda x, y: jnp.where(accept, x, y), given.defect, members.defect)
+    steps = members.steps + accept.astype(members.steps.dtype)
+    return Members(chunks, members.time, steps, defect)
 
 
-# (error, its number) → what it becomes.
+def _length(chunk: tuple[Field, ...]) -> int:
+    return jax.tree.leaves(chunk)[0].shape[0]
+
+
+# (errors of a chunk, their numbers) → what they become.
 Moving = Callable[[tuple[Field, ...], Array], tuple[Field, ...]]
 
 
-def _moving(model: Any, covariance: Covariance, a: Any, gain: Any, y: Field) -> Moving:
-    """The recursion for one member, with f linearised once for all of them."""
+def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving:
+    """The recursion for a chunk of members, with f linearised once for all of them."""
     basis, field, prior, given = model.linearisation.basis, model.vector_field, model.prior, a.drive
-    phi, remainder = a.transition.phi, prior.remainder(a.h)
+    covariance, y, phi, remainder = state.covariance, state.mean[0], a.transition.phi, prior.remainder(a.h)
+    time = powers(state.members.time, len(phi))
     _, jvp = jax.linearize(lambda x: basis.to_modes(field(a.t, basis.from_modes(x))), a.predicted)
     noise = None if model.uncertainty.noise == "defect" else noise_of(prior, a.h, covariance, y)
+    rows = tuple(_in_units(row, time) for row in phi)
+    scaled = tuple(_in_units(row, time, c) for row, c in zip(phi, time, strict=True))
 
-    def drawn(s: Array) -> tuple[Field, ...]:
-        assert noise is not None
-        fields = noise.draw(jax.random.fold_in(given.key, s), y, signs)
-        if model.space is not None:
-            fields = tuple(model.space.correlate(x) for x in fields)
-        return tuple(map_leaves(jnp.multiply, x, a.filter_scale) for x in fields)
+    def drawn(q: int, s: Array) -> Field:
+        """Field q of w."""
+        if noise is None:
+            return _defect(given, s, remainder[q])
+        field = noise.draw(jax.random.fold_in(given.key, s), y, signs)[q]
+        field = field if model.space is None else model.space.correlate(field)
+        return map_leaves(jnp.multiply, field, a.filter_scale)
 
-    def move(error: tuple[Field, ...], s: Array) -> tuple[Field, ...]:
-        fresh = drawn(s) if noise is not None else None
+    def predicted(q: int, error: tuple[Field, ...], s: Array) -> Field:
+        """Field q of Φ e + w."""
+        x = jax.tree.map(jnp.add, combine(rows[q], error), drawn(q, s))
+        return jax.tree.map(lambda leaf: leaf.astype(KIND), x)
 
-        def predicted(q: int) -> Field:
-            moved = combine(phi[q], error)
-            if fresh is not None:
-                return jax.tree.map(jnp.add, moved, fresh[q])
-            return _driven(moved, given, s, remainder[q])
+    def residual(first: Field, second: Field) -> Field:
+        first, second = jax.tree.map(lambda x: x.astype(dtype(y)), (first, second))
+        z, _ = prior.residual(first, second, jvp(first), None)
+        return jax.tree.map(lambda x: x.astype(KIND), z)
 
-        first = predicted(0)
-        residual, _ = prior.residual(first, predicted(1), jvp(first), None)
-        corrections = covariance.apply_gain(gain, residual)
-        return tuple(jax.tree.map(jnp.subtract, predicted(q), x) for q, x in enumerate(corrections))
+    def shifts(z: Field, s: Array) -> tuple[Field, ...]:
+        """What to subtract from the first two rows of Φ e + w, and from Φ e for all others."""
+        found = []
+        for q, shift in enumerate(covariance.apply_gain(gain, z)):
+            x = shift if q < 2 else jax.tree.map(jnp.subtract, shift, drawn(q, s))
+            found.append(jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(KIND), x))
+        return tuple(found)
+
+    def after(x: Array) -> Array:
+        """A zero; in a branch, because XLA would compute a single number again rather than wait for it."""
+        return lax.cond(pending, zero_after, lambda x: jnp.zeros((), x.dtype), x)
+
+    def move(chunk: tuple[Field, ...], numbers: Array) -> tuple[Field, ...]:
+        each = _alone if _length(chunk) == 1 else jax.vmap
+        first, second = (each(functools.partial(predicted, q))(chunk, numbers) for q in range(2))
+        # In a branch, because what enters and leaves it is stored and not computed again wherever it is used.
+        z = lax.cond(pending, each(residual), lambda *x: jax.tree.map(jnp.zeros_like, x[1]), first, second)
+        starts = first, jax.tree.map(lambda x: time[1].astype(KIND) * x, second)
+        return moved(starts, scaled, chunk, each(shifts)(z, numbers), zero_after(z), after)
 
     return move
 
 
-def _in_place(move: Moving, error: tuple[Field, ...], start: Array, chunk: int) -> tuple[Field, ...]:
-    """Overwrite a chunk of members, field by field.
+def _alone(function: Callable) -> Callable:
+    """``vmap`` over an axis of length one, without a trace of it in the compiled program."""
 
-    Φ is upper triangular, so field q may be overwritten once fields 0 … q−1 are. XLA does so only if the
-    order is forced on it, and copies all members otherwise.
-    """
-    numbers = start + jnp.arange(chunk)
-    taken = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, chunk), error)
-    written: list[Field] = []
-    for old, new in zip(error, jax.vmap(move)(taken, numbers), strict=True):
-        place = start + zero_after(written).astype(start.dtype) if written else start
-        update = functools.partial(lax.dynamic_update_slice_in_dim, start_index=place, axis=0)
-        written.append(jax.tree.map(update, old, new))
-    return tuple(written)
+    def call(*args: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+
+    return call
