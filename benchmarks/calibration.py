@@ -1,16 +1,19 @@
-"""Is the uncertainty of the right size? Error against standard deviation, for every solver, with members and without.
+"""Is the uncertainty of the right size? Error against standard deviation, with members and without.
 
-Prints the tables of docs/uncertainty.md. Errors are against SciPy's DOP853 as tight as it goes, at ``TIMES``
-times of the span. χ²/d is the mean of (error/std)²: 1 if standard deviations are right, 100 if they are
-ten times too small. Coverage is the share of unknowns whose error is within the central 50, 90 and 99 % of their
-Gaussian. The correlation is that of log |error| with log std.
+Errors are against SciPy's DOP853 as tight as it goes, at ``TIMES`` times of the span. χ²/d is the mean of
+(error/std)²: 1 if standard deviations are right, 100 if they are ten times too small. Coverage is the share
+of unknowns whose error is within the central 50, 90 and 99 % of their Gaussian. The correlation is that of
+log |error| with log std at the end.
 
-Run: ``python benchmarks/calibration.py`` (all solvers), ``python benchmarks/calibration.py --recommended`` (the
-solvers that we recommend, at several tolerances), ``python benchmarks/calibration.py --probdiffeq``.
+Run: ``python benchmarks/calibration.py`` prints the table of docs/uncertainty.md (the solvers that we
+recommend), and ``python benchmarks/calibration.py --all`` writes benchmarks/results/calibration.md (every
+solver, every kind of standard deviation, several tolerances, and probdiffeq).
 """
 
+import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +22,7 @@ from scipy.integrate import solve_ivp
 from scipy.stats import norm
 
 import millipode as mp
+from millipode.solvers import Solver
 
 TIMES, MEMBERS = 20, 16
 BANDS = (0.5, 0.9, 0.99)
@@ -44,7 +48,7 @@ CASES = {
     "heat": Case(lambda: mp.problems.heat(32), "SpectralEK1(2)"),
     "Brusselator": Case(lambda: mp.problems.brusselator(24), "SpectralEK1(2)"),
 }
-SOLVERS: dict[str, Callable[[mp.problems.Problem], mp.solvers.Solver]] = {
+SOLVERS: dict[str, Callable[[mp.problems.Problem], Solver]] = {
     "EK0(3)": lambda p: mp.EK0(3),
     "EK0(5)": lambda p: mp.EK0(5),
     "EK0(3), vector": lambda p: mp.EK0(3, diffusion=mp.DynamicDiffusion(vector=True)),
@@ -72,11 +76,12 @@ def reference(name: str) -> np.ndarray:
     case, t = CASES[name], times(name)
     problem = case.problem()
     f, shape = jax.jit(problem.f), problem.y0.shape
-    flat = lambda t, y: np.asarray(f(t, y.reshape(shape))).ravel()  # noqa: E731
-    start = problem.t_span[0]
-    exact = solve_ivp(
-        flat, (start, t[-1]), np.ravel(problem.y0), "DOP853", t, rtol=1e-12, atol=1e-12, max_step=np.inf
-    )
+
+    def flat(t: float, y: np.ndarray) -> np.ndarray:
+        return np.asarray(f(t, y.reshape(shape))).ravel()
+
+    span = (problem.t_span[0], t[-1])
+    exact = solve_ivp(flat, span, np.ravel(problem.y0), "DOP853", t, rtol=1e-12, atol=1e-12)
     return exact.y.T.reshape(-1, *shape)
 
 
@@ -104,10 +109,10 @@ def compare(error: np.ndarray, std: np.ndarray) -> Calibration:
     )
 
 
-def measure(name: str, solver: str, noise: str | None, rtol: float = 1e-5, **options: Any) -> Calibration:
+def measure(name: str, solver: str, noise: Any, rtol: float = 1e-5, members: int = MEMBERS) -> Calibration:
     """One row; ``noise`` is None for the filter's own standard deviation."""
     problem, t = CASES[name].problem(), times(name)
-    uncertainty = None if noise is None else mp.Transported(MEMBERS, noise=noise, **options)
+    uncertainty = None if noise is None else mp.Transported(members, noise=noise)
     sol = mp.solve(
         problem.f,
         problem.y0,
@@ -122,16 +127,97 @@ def measure(name: str, solver: str, noise: str | None, rtol: float = 1e-5, **opt
     return compare(np.asarray(sol.mean) - reference(name), np.asarray(sol.std))
 
 
-HEADER = (
-    "| problem | solver | std of | RMSE | std | χ²/d at the end | χ²/d | 50 % | 90 % | 99 % | correlation |"
-)
+COLUMNS = ("RMSE", "std", "χ²/d at the end", "χ²/d", "50 %", "90 %", "99 %", "correlation")
+KINDS = {"the filter": None, "members": "defect", "members, white": "white"}
 
 
-def row(name: str, solver: str, kind: str, c: Calibration) -> str:
-    """Of the table."""
-    covered = " | ".join(f"{x:.0%}" for x in c.coverage)
+def cells(c: Calibration) -> list[str]:
+    """Of one row of a table."""
     related = "–" if np.isnan(c.correlation) else f"{c.correlation:.2f}"
-    return (
-        f"| {name} | {solver} | {kind} | {c.rmse:.1e} | {c.std:.1e} | {c.chi2_end:.2g} | {c.chi2:.2g} | "
-        f"{covered} | {related} |"
-    )
+    sizes = [f"{x:.1e}" for x in (c.rmse, c.std)], [f"{x:.2g}" for x in (c.chi2_end, c.chi2)]
+    return [*sizes[0], *sizes[1], *(f"{x:.0%}" for x in c.coverage), related]
+
+
+def table(names: tuple[str, ...], rows: Iterator[tuple[tuple[str, ...], Calibration]]) -> str:
+    """In Markdown."""
+    head = [*names, *COLUMNS]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += [f"| {' | '.join([*what, *cells(c)])} |" for what, c in rows]
+    return "\n".join(lines)
+
+
+def is_honest(c: Calibration) -> bool:
+    """Within a factor of three, and bands of 90 % that cover at least 70 %."""
+    return 0.1 <= c.chi2_end <= 10 and c.coverage[1] >= 0.7
+
+
+def recommended(rtol: float = 1e-5) -> Iterator[tuple[tuple[str, ...], Calibration]]:
+    """One row per problem."""
+    for name, case in CASES.items():
+        yield (name, case.recommended), measure(name, case.recommended, "defect", rtol)
+
+
+def everything() -> Iterator[tuple[tuple[str, ...], Calibration]]:
+    """All solvers and all kinds of standard deviation."""
+    for name, case in CASES.items():
+        is_grid = case.recommended.startswith("Spectral")
+        for solver in (s for s in SOLVERS if s.startswith("Spectral") == is_grid):
+            for kind, noise in KINDS.items():
+                yield (name, solver, kind), measure(name, solver, noise)
+
+
+def tolerances() -> Iterator[tuple[tuple[str, ...], Calibration]]:
+    """The recommended solvers at other tolerances, and with fewer members."""
+    for name, case in CASES.items():
+        for rtol in (1e-3, 1e-4, 1e-6):
+            yield (name, f"{rtol:.0e}", f"{MEMBERS}"), measure(name, case.recommended, "defect", rtol)
+        yield (name, "1e-05", "8"), measure(name, case.recommended, "defect", members=8)
+
+
+def others() -> Iterator[tuple[tuple[str, ...], Calibration]]:
+    """Probdiffeq's filters, at the final time."""
+    from methods import BLOCK_DIAGONAL, DENSE, ISOTROPIC, from_probdiffeq
+
+    models = {
+        "TS0(3), isotropic": (ISOTROPIC, False),
+        "TS0(3), block-diagonal": (BLOCK_DIAGONAL, False),
+        "TS1(3), dense": (DENSE, True),
+    }
+    for name in ("Lotka–Volterra", "Pleiades", "Lorenz96", "Van der Pol"):
+        for kind, (model, first_order) in models.items():
+            run = from_probdiffeq(model, 3, first_order)(CASES[name].problem())
+            answer = run(times(name)[-1], 1e-5)
+            error = np.asarray(answer.mean) - reference(name)[-1:]
+            yield (name, kind), compare(error, np.broadcast_to(np.asarray(answer.std), error.shape))
+
+
+def main() -> None:
+    """Print the table, or write all of them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--all", action="store_true", help="every solver; takes some minutes")
+    jax.config.update("jax_enable_x64", True)
+    if not parser.parse_args().all:
+        print(table(("problem", "solver"), recommended()))
+        return
+    text = f"""# Is the uncertainty of the right size?
+
+By `python benchmarks/calibration.py --all`, which says what the columns mean. rtol = 1e-5 and atol = rtol/100
+if nothing else is said; {MEMBERS} members.
+
+## Every solver
+
+{table(("problem", "solver", "std of"), everything())}
+
+## The recommended solvers (those of docs/uncertainty.md) at other tolerances, and with fewer members
+
+{table(("problem", "rtol", "members"), tolerances())}
+
+## probdiffeq, at the final time (rtol = atol = 1e-5)
+
+{table(("problem", "filter"), others())}
+"""
+    (Path(__file__).parent / "results" / "calibration.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

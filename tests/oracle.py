@@ -53,12 +53,15 @@ class Result:
 def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, vector, space=None):
     """Filter y' = f(t, y) on a given grid from exact derivatives (ν+1, d) at its start.
 
-    With a matrix ``space``, and EK0 and a scalar diffusion, the prior has the left factor γ² space.
+    With a matrix ``space``, and EK0 and a scalar diffusion, the prior has the left factor γ² space. The
+    linearisation may also be a matrix, the same at all times. ``transported`` is the covariance of the error
+    under the true Jacobian: Joseph's form, with the gains of this filter.
     """
     n, d = derivatives.shape
     space = np.eye(d) if space is None else space
     e0, e1 = (np.kron(np.eye(d), np.eye(n)[q : q + 1]) for q in (0, 1))
     m, c = derivatives.T.reshape(-1), np.zeros((n * d, n * d))
+    p, transported = c, [c]
     zs, ss, means, covs, gammas = [], [], [m], [c], []
     for t_old, t in pairwise(grid):
         phi, sigma = transition(nu, t - t_old)
@@ -66,7 +69,8 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
         m = phi @ m
         y = e0 @ m
         full = np.asarray(jacobian(t, y))
-        fy = {"ek0": 0 * full, "diagonal": np.diag(np.diag(full)), "ek1": full}[linearisation]
+        known = {"ek0": 0 * full, "diagonal": np.diag(np.diag(full)), "ek1": full}
+        fy = known[linearisation] if isinstance(linearisation, str) else linearisation
         h = e1 - fy @ e0
         z = e1 @ m - np.asarray(f(t, y))
         noise = h @ np.kron(space, sigma) @ h.T
@@ -77,12 +81,16 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
         else:
             gamma = np.full(d, z @ np.linalg.solve(noise, z) / d)
         root = np.diag(np.sqrt(gamma))
-        c = phi @ c @ phi.T + np.kron(root @ space @ root, sigma)
+        process = np.kron(root @ space @ root, sigma)
+        c = phi @ c @ phi.T + process
         s = h @ c @ h.T
         k = np.linalg.solve(s, h @ c).T
         m = m - k @ z
         xi = np.eye(n * d) - k @ h
         c = xi @ c @ xi.T
+        joseph = np.eye(n * d) - k @ (e1 - full @ e0)
+        p = joseph @ (phi @ p @ phi.T + process) @ joseph.T
+        transported.append(p)
         zs.append(z), ss.append(s), means.append(m), covs.append(c), gammas.append(gamma)
     scale = np.ones(d)
     if not dynamic:
@@ -97,6 +105,7 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
     r = Result()
     r.mean = np.array([x.reshape(d, n).T for x in means])  # (time, n, d)
     r.covariance = np.array([root @ x @ root.T for x in covs])
+    r.transported = np.array([root @ x @ root.T for x in transported])
     r.std = np.sqrt(np.array([np.diag(x)[::n] for x in r.covariance]))
     r.diffusion = np.array(gammas)
     calibrated = [np.diag(np.sqrt(scale)) @ s @ np.diag(np.sqrt(scale)) for s in ss]

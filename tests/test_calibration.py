@@ -10,24 +10,38 @@ specification = importlib.util.spec_from_file_location("calibration", ROOT / "be
 calibration = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(calibration)
 
-KINDS = {kind.__name__: kind for kind, _ in calibration.SOLVERS}
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|\n ").split("|"))
     for line in (ROOT / "docs" / "uncertainty.md").read_text().splitlines()
-    if line.startswith("| ") and any(f"| {name} |" in line for name in KINDS)
+    if line.startswith("| ") and any(line.startswith(f"| {name} |") for name in calibration.CASES)
 ]
 
 
 def test_the_table_is_complete():
-    want = {(name, k.__name__, d) for name in calibration.PROBLEMS for k, d in calibration.SOLVERS}
-    assert {row[:3] for row in ROWS} == want
+    assert [row[:2] for row in ROWS] == [(n, c.recommended) for n, c in calibration.CASES.items()]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:3]))
-def test_chi_square_and_coverage_are_as_documented(row):
-    name, kind, diffusion, rmse, chi2, coverage = row
-    have = calibration.measure(name, KINDS[kind], diffusion)
-    # Ten times the scale is a hundredth of χ²; rounding moves it by far less than a factor of three.
-    assert 1 / 3 < have[0] / float(rmse) < 3
-    assert 1 / 3 < have[1] / float(chi2) < 3
-    assert abs(have[2] - float(coverage.strip("%")) / 100) < 0.1
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_calibration_is_as_documented(row):
+    name, solver, rmse, std, chi2_end, chi2, *coverage, correlation = row
+    have = calibration.measure(name, solver, "defect")
+    # Ten times the scale is a hundredth of χ²; rounding moves it by far less than a factor of two.
+    for number, text in zip(have[:4], (rmse, std, chi2_end, chi2), strict=True):
+        assert 1 / 2 < number / float(text) < 2
+    for number, text in zip(have.coverage, coverage, strict=True):
+        assert abs(number - float(text.strip("%")) / 100) < 0.1
+    if name == "FitzHugh–Nagumo, T = 20":
+        assert have.correlation >= 0.6 and abs(have.correlation - float(correlation)) < 0.1
+
+
+def test_at_least_eight_of_ten_are_honest():
+    """χ²/d within [0.1, 10] at the end, and 90 % bands that cover at least 70 %."""
+    honest = [0.1 <= float(row[4]) <= 10 and float(row[7].strip("%")) >= 70 for row in ROWS]
+    assert len(honest) == 10 and sum(honest) >= 8
+    assert all(ok for ok, row in zip(honest, ROWS, strict=True) if row[0] != "Lorenz96")
+
+
+def test_the_filter_alone_is_far_from_it():
+    """What members are for: two orders of magnitude in χ², and more."""
+    for name in ("Pleiades", "FitzHugh–Nagumo, T = 20"):
+        assert calibration.measure(name, calibration.CASES[name].recommended, None).chi2_end > 200

@@ -244,6 +244,7 @@ def drive(model: Any, members: Members, a: Any, accept: Array) -> Drive:
     mean = jax.tree.map(lambda x, y: share * x + (1 - share) * ratio * y, new, before.latest)
     latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
     rho = jnp.maximum(_correlation(mean, before.mean), 0).astype(before.persistent.dtype)
+    rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
     fresh = jax.random.normal(key, (2, plan.members), rho.dtype)
     rest = safe_sqrt(1 - rho**2)
     persistent = _balanced(rho * before.persistent + rest * fresh[0])

@@ -1,0 +1,390 @@
+"""Members of the error: their covariance against Joseph's recursion, defects against known derivatives."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import millipode as mp
+import oracle
+from common import ALL, CONSTANT, DYNAMIC, Y0, D, final_carry, name, nonlinear
+from millipode import transport
+from millipode.basis import Identity
+from millipode.step import attempt, take
+
+STEPS, MANY = 6, 20_000
+GRID = np.linspace(0.0, 0.6, STEPS + 1)
+WHITE = mp.Transported(MANY, noise="white")
+
+
+def derivatives(f, y0, nu):
+    """y and its first ν derivatives at t = 0, by nested differentiation."""
+    functions = [lambda t, y: y]
+    for _ in range(nu):
+        g = functions[-1]
+        functions.append(lambda t, y, g=g: jax.jvp(g, (t, y), (jnp.ones_like(t), f(t, y)))[1])
+    return np.array([np.asarray(g(jnp.zeros(()), y0)) for g in functions])
+
+
+def covariance_of(members):
+    """Of y at the end: the mean of members is zero."""
+    last = np.asarray(members)[:, -1].reshape(len(members), -1)
+    return last.T @ last / len(last)
+
+
+def assert_within_noise(have, want):
+    """A sample covariance entry of Gaussians has the variance (C_ii C_jj + C_ij²)/S; of signs, less."""
+    noise = np.sqrt((np.outer(np.diag(want), np.diag(want)) + want**2) / MANY)
+    assert np.abs(have - want).max() > 0
+    assert np.all(np.abs(have - want) < 5 * noise)
+
+
+def solve(f, y0, solver, uncertainty, **options):
+    options = {"controller": mp.FixedStep(GRID[1]), "save": "end"} | options
+    return mp.solve(f, y0, (0.0, GRID[-1]), solver=solver, uncertainty=uncertainty, **options)
+
+
+@pytest.mark.parametrize("diffusion", ALL, ids=name)
+@pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1])
+def test_white_members_have_the_covariance_of_josephs_recursion(kind, diffusion):
+    sol = solve(nonlinear, Y0, kind(2, diffusion=diffusion), WHITE)
+    textbook = oracle.ode_filter(
+        nonlinear,
+        jax.jacfwd(nonlinear, argnums=1),
+        derivatives(nonlinear, Y0, 2),
+        GRID,
+        nu=2,
+        linearisation="ek0" if kind is mp.EK0 else "diagonal",
+        dynamic=isinstance(diffusion, mp.DynamicDiffusion),
+        vector=diffusion.vector,
+    )
+    want = textbook.transported[-1][::3, ::3]
+    assert_within_noise(covariance_of(sol.members), want)
+    np.testing.assert_allclose(np.asarray(sol.std[-1]), np.sqrt(np.diag(want)), rtol=0.03)
+    # It is not what the filter says of itself, which knows a part of the Jacobian.
+    assert np.abs(np.asarray(sol.filter_std[-1] / sol.std[-1]) - 1).max() > 0.1
+
+
+@pytest.mark.parametrize("diffusion", [CONSTANT, DYNAMIC], ids=name)
+def test_white_members_of_a_dense_ek1_have_the_filters_own_covariance(diffusion):
+    sol = solve(nonlinear, Y0, mp.EK1(2, diffusion=diffusion), WHITE)
+    np.testing.assert_allclose(np.asarray(sol.std[-1]), np.asarray(sol.filter_std[-1]), rtol=0.03)
+
+
+GRID_1D = mp.Grid((6,), boundary="neumann")
+LINEAR = GRID_1D.diffusion(0.05)
+
+
+def reacting(t, y):
+    """Diffusion and a reaction that ``LINEAR`` knows nothing of."""
+    return 0.05 * GRID_1D.laplacian(y) + 3 * y - y**3 + jnp.sin(t) * jnp.roll(y, 1)
+
+
+def test_white_members_in_modes():
+    y0 = jnp.linspace(0.2, 0.9, 6) ** 2
+    sol = solve(reacting, y0, mp.SpectralEK1(2, linear=LINEAR, initialise="taylor"), WHITE)
+    stiff = np.asarray(jax.jacfwd(lambda y: 0.05 * GRID_1D.laplacian(y))(y0))
+    textbook = oracle.ode_filter(
+        reacting,
+        jax.jacfwd(reacting, argnums=1),
+        derivatives(reacting, y0, 2),
+        GRID,
+        nu=2,
+        linearisation=stiff,
+        dynamic=True,
+        vector=False,
+    )
+    assert_within_noise(covariance_of(sol.members), textbook.transported[-1][::3, ::3])
+
+
+def test_white_members_inside_a_step_and_with_a_model_of_space():
+    grid = mp.Grid((8,), boundary="periodic")
+    space = mp.Matern(grid, 0.5)
+    solver = mp.EK0(2, spatial=space, initialise="taylor")
+    # Nothing but extrapolation: the first save time lies in the first step.
+    sol = mp.solve(
+        lambda t, y: -y, jnp.ones(8), (0.0, 1.0), solver=solver, controller=mp.FixedStep(1.0),
+        save=np.array([0.5, 1.0]), uncertainty=WHITE,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.asarray(sol.std[0]), np.asarray(sol.filter_std[0]), rtol=0.03)
+    shape = np.asarray(sol.members)[:, 0]
+    model = np.asarray(space.to_dense())
+    want = model / np.mean(np.diag(model)) * float(np.mean(np.asarray(sol.filter_std[0]) ** 2))
+    assert_within_noise(shape.T @ shape / MANY, want)
+
+
+PRIORS = {"IWP": None, "IOUP": mp.IOUP(rate=-0.7), "MaternProcess": mp.MaternProcess(length_scale=3.0)}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("h", [0.01, 0.3])
+def test_the_remainder_is_the_integral_of_the_transition(prior, h):
+    fitted = (PRIORS[prior] or mp.IWP(3)).with_order(3).fitted(None, jnp.ones(()), Y0)
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    columns = [
+        [float(row[-1] if row[-1] is not None else 0) for row in fitted.transition(jnp.asarray(s)).phi]
+        for s in h * (nodes + 1) / 2
+    ]
+    want = h / 2 * weights @ np.array(columns)
+    np.testing.assert_allclose([float(x) for x in fitted.remainder(jnp.asarray(h))], want, rtol=1e-10)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_the_defect_of_a_polynomial_is_found_and_so_is_its_error(order):
+    """If y^(ν+1) is constant, residuals tell it exactly, and what members spread by is the error itself."""
+    top = np.array([2.0, -3.0])
+
+    def f(t, y):
+        return top * t**order + 1
+
+    # With a constant diffusion, the filter's gains are those that the lag assumes.
+    solver, t1 = mp.EK0(order, diffusion=CONSTANT), 0.87
+    options = {"rtol": 1e-6, "atol": 1e-6, "save": "end", "smooth": False, "uncertainty": mp.Transported(4)}
+    _, carry = final_carry(f, jnp.zeros(2), (0.0, t1), solver, **options)
+    defect = carry.state.members.defect
+    derivative = top * float(np.prod(np.arange(1, order + 1)))
+    np.testing.assert_allclose(np.asarray(defect.mean / defect.unit), derivative, rtol=1e-4)
+    sol = mp.solve(f, jnp.zeros(2), (0.0, t1), solver=solver, **options)
+    error = np.abs(np.asarray(sol.mean[-1]) - (top * t1 ** (order + 1) / (order + 1) + t1))
+    np.testing.assert_allclose(np.asarray(sol.std[-1]), error, rtol=1e-3, atol=1e-10)
+
+
+def test_the_spread_is_the_error_of_a_smooth_solution():
+    """A nonlinear problem in a long run: right within a third, where the filter is wrong by a factor."""
+    problem = mp.problems.fitzhugh_nagumo(12)
+    options = {"solver": mp.SpectralEK1(2, linear=problem.linear), "save": "end", "smooth": False}
+    exact = mp.solve(
+        problem.f, problem.y0, (0.0, 5.0), solver=mp.SpectralEK1(5, linear=problem.linear), save="end",
+        rtol=1e-11, atol=1e-12,
+    )  # fmt: skip
+    sol = mp.solve(
+        problem.f, problem.y0, (0.0, 5.0), rtol=1e-5, atol=1e-7, uncertainty=mp.Transported(8), **options
+    )
+    error = np.asarray(sol.mean - exact.mean)
+    chi2, own = (float(np.mean((error / np.asarray(s)) ** 2)) for s in (sol.std, sol.filter_std))
+    assert 0.4 < chi2 < 2.5 and own > 3
+
+
+SOLVERS = {
+    "EK0": mp.EK0(2),
+    "EK0-vector": mp.EK0(2, diffusion=mp.DynamicDiffusion(vector=True)),
+    "EK0-dense": mp.EK0(2, structure="dense"),
+    "DiagonalEK1": mp.DiagonalEK1(2),
+    "EK1": mp.EK1(2),
+    "IOUP": mp.EK0(2, prior=mp.IOUP(rate=-1.0)),
+    "IOUP-vector": mp.EK0(2, prior=mp.IOUP(rate=jnp.array([-1.0, -0.5, -2.0]))),
+    "Matern": mp.EK0(2, prior=mp.MaternProcess(length_scale=2.0)),
+}
+
+
+@pytest.mark.parametrize("noise", ["defect", "white"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_and_way_of_saving(solver, noise):
+    uncertainty = mp.Transported(8, noise=noise)
+    options = {"solver": SOLVERS[solver], "rtol": 1e-4, "atol": 1e-6, "uncertainty": uncertainty}
+    plain = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=SOLVERS[solver], rtol=1e-4, atol=1e-6, smooth=False)
+    steps = mp.solve(nonlinear, Y0, (0.0, 1.0), **options)
+    end = mp.solve(nonlinear, Y0, (0.0, 1.0), save="end", **options)
+    times = mp.solve(nonlinear, Y0, (0.0, 1.0), save=np.array([0.3, 1.0]), **options)
+    # The mean and the filter's own uncertainty stay what they are.
+    np.testing.assert_allclose(np.asarray(steps.mean), np.asarray(plain.mean), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(steps.filter_std), np.asarray(plain.std), rtol=1e-7)
+    assert steps.members.shape == (8, len(steps.t), D) and steps.members.dtype == Y0.dtype
+    np.testing.assert_allclose(
+        np.asarray(steps.std), np.sqrt(np.mean(np.asarray(steps.members) ** 2, axis=0)), rtol=1e-12
+    )
+    for other in (end, times):
+        np.testing.assert_allclose(np.asarray(other.std[-1]), np.asarray(steps.std[-1]), rtol=1e-4)
+    # Within a step: close to what its ends say.
+    assert np.all(np.asarray(times.std[0]) < 5 * np.asarray(steps(0.3).std))
+    assert np.all(np.asarray(times.std[0]) > 0.1 * np.asarray(steps(0.3).std))
+    assert np.all(np.asarray(steps.std[1:]) > 0) and np.all(np.asarray(steps.std[0]) < 1e-12)
+
+
+def test_coupled_modes_and_chunks():
+    problem = mp.problems.gray_scott(8)
+    linear = problem.grid.diffusion((0.1, 0.05), reaction=np.array([[-1.0, 0.5], [0.2, -0.3]]))
+    stds = []
+    for chunk in (None, 1, 2, 4):
+        sol = mp.solve(
+            problem.f, problem.y0, (0.0, 2.0), solver=mp.SpectralEK1(2, linear=linear), save="end",
+            uncertainty=mp.Transported(4, chunk=chunk),
+        )  # fmt: skip
+        stds.append(np.asarray(sol.std))
+        assert sol.std.shape == sol.mean.shape and np.all(sol.std > 0)
+    for std in stds[1:]:
+        np.testing.assert_allclose(std, stds[0], rtol=1e-3)
+
+
+def test_a_key_says_all():
+    def std(**options):
+        sol = solve(nonlinear, Y0, mp.EK0(2), mp.Transported(4, noise="white", **options))
+        return np.asarray(sol.std)
+
+    default, again, legacy = std(), std(key=jax.random.key(0)), std(key=jax.random.PRNGKey(0))
+    np.testing.assert_array_equal(default, again)
+    np.testing.assert_array_equal(default, legacy)
+    assert np.all(default != std(key=jax.random.key(1)))
+
+
+def test_samples_are_the_mean_plus_members():
+    sol = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=mp.EK0(2), uncertainty=mp.Transported(8))
+    samples = np.asarray(sol.sample(jax.random.key(3), 8))
+    want = np.asarray(sol.mean + sol.members)
+    np.testing.assert_allclose(np.sort(samples, axis=0), np.sort(want, axis=0), rtol=1e-12)
+    assert sol.sample(jax.random.key(3), 2, at=np.array([0.2, 0.1, 0.7])).shape == (2, 3, D)
+    with pytest.raises(ValueError, match="has 8 members"):
+        sol.sample(jax.random.key(3), 9)
+    with pytest.raises(ValueError, match="of y, not of its derivatives"):
+        sol.derivative(1)
+    with pytest.raises(ValueError, match="has no members"):
+        _ = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=mp.EK0(2)).members
+
+
+def test_between_steps_members_are_interpolated():
+    sol = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=mp.EK0(2), uncertainty=mp.Transported(8))
+    t = np.asarray(sol.t)
+    np.testing.assert_allclose(np.asarray(sol(t[3]).std), np.asarray(sol.std[3]), rtol=1e-12)
+    half = np.asarray(sol.members[:, 3] + sol.members[:, 4]) / 2
+    have = np.asarray(sol((t[3] + t[4]) / 2).std)
+    np.testing.assert_allclose(have, np.sqrt(np.mean(half**2, axis=0)), rtol=1e-6)
+
+
+def test_pytrees_float32_and_backwards_in_time(single_precision):
+    def f(t, y):
+        return {"a": -y["b"] * y["a"], "b": jnp.sum(y["a"]) + 0 * y["b"]}
+
+    y0 = {"a": jnp.ones(2, jnp.float32), "b": jnp.zeros((), jnp.float32)}
+    sol = mp.solve(f, y0, (0.0, -2.0), solver=mp.EK0(2), uncertainty=mp.Transported(4))
+    assert sol.std["a"].shape == sol.mean["a"].shape and sol.std["b"].dtype == jnp.float32
+    assert sol.members["b"].shape == (4, len(sol.t)) and bool(jnp.all(sol.std["a"][-1] > 0))
+
+
+def test_jit_vmap_and_gradients():
+    uncertainty = mp.Transported(4)
+
+    def std(scale, save="end"):
+        sol = mp.solve(
+            lambda t, y, a: a * nonlinear(t, y), Y0, (0.0, 0.5), args=scale, solver=mp.EK0(2), save=save,
+            controller=mp.FixedStep(0.1), uncertainty=uncertainty,
+        )  # fmt: skip
+        return sol.std[-1]
+
+    want = np.asarray(std(1.3))
+    np.testing.assert_allclose(np.asarray(jax.jit(std)(1.3)), want, rtol=1e-4)
+    batch = jax.vmap(std)(jnp.array([1.0, 1.3]))
+    np.testing.assert_allclose(np.asarray(batch[1]), want, rtol=1e-4)
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def with_key(key):
+        uncertainty = mp.Transported(4, key, noise="white")
+        return mp.solve(nonlinear, Y0, (0.0, 0.5), solver=mp.EK0(2), save="end", uncertainty=uncertainty).std
+
+    stds = jax.vmap(with_key)(keys)
+    assert len(np.unique(np.asarray(stds)[:, 0, 0])) == 3
+    forward = jax.jvp(lambda a: jnp.log(std(a).sum()), (1.3,), (1.0,))[1]
+    reverse = jax.grad(lambda a: jnp.log(std(a).sum()))(1.3)
+    quotient = (np.log(np.asarray(std(1.31)).sum()) - np.log(np.asarray(std(1.29)).sum())) / 0.02
+    np.testing.assert_allclose([float(forward), float(reverse)], quotient, rtol=2e-2)
+
+
+def test_a_rejected_step_leaves_members_alone():
+    options = {"save": "end", "smooth": False, "uncertainty": mp.Transported(4)}
+    setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), mp.EK0(2), **options)
+    state = carry.state
+    for accept in (jnp.asarray(False), jnp.asarray(True)):
+        a = attempt(setup.model, state, state.t + 0.1, jnp.asarray(0.1))
+        a = a._replace(drive=transport.drive(setup.model, state.members, a, accept))
+        taken = take(setup.model, state, a, accept, jnp.zeros(()))
+        after = transport.advance(setup.model, state, a, taken.gain, accept, reverse=False)
+        same = [
+            bool(jnp.all(x == y)) for x, y in zip(*map(jax.tree.leaves, (after, state.members)), strict=True)
+        ]
+        assert all(same) is not bool(accept)
+
+
+def test_members_that_leave_the_numbers_say_so():
+    """The linearisation grows by e^500, the mean is at rest in a fixed point."""
+
+    def f(t, y):
+        return 1e3 * (y - jnp.round(y)) + jnp.array([1e-3, 0.0]) * jnp.cos(t)
+
+    options = {"controller": mp.FixedStep(1e-2), "save": "end", "uncertainty": mp.Transported(4)}
+    with pytest.warns(UserWarning, match="MEMBERS_NON_FINITE"):
+        sol = mp.solve(f, jnp.array([0.0, 1.0]), (0.0, 1.0), solver=mp.EK0(2), **options)
+    assert sol.status is mp.Status.MEMBERS_NON_FINITE and not sol.success
+    assert np.all(np.isfinite(sol.mean)) and "uncertainty" in sol.message
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"members": 1}, ValueError, "at least 2"),
+        ({"members": 2.0}, TypeError, "integer"),
+        ({"members": True}, TypeError, "integer"),
+        ({"key": 0}, TypeError, "jax.random.key"),
+        ({"key": jnp.zeros(2)}, TypeError, "jax.random.key"),
+        ({"key": jax.random.split(jax.random.key(0))}, TypeError, "one key"),
+        ({"noise": "pink"}, ValueError, "'defect' or 'white'"),
+        ({"chunk": 3}, ValueError, "divide members"),
+        ({"chunk": 0}, ValueError, "at least 1"),
+        ({"sharding": "all"}, TypeError, "Sharding"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        mp.Transported(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"uncertainty": 16}, TypeError, "mp.Transported"),
+        ({"smooth": True}, ValueError, "smooth=False"),
+        ({"smooth": "recompute"}, ValueError, "smooth=False"),
+        ({"uncertainty": mp.Transported(10**12)}, ValueError, "fewer members"),
+        ({"uncertainty": mp.Transported(10**9), "save": np.linspace(0, 1, 1000)}, ValueError, "ewer"),
+    ],
+)
+def test_bad_combinations(options, error, message):
+    with pytest.raises(error, match=message):
+        mp.solve(nonlinear, Y0, (0.0, 1.0), **({"uncertainty": mp.Transported()} | options))
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, millipode as mp
+mesh = jax.sharding.Mesh(jax.devices(), ("members",))
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("members"))
+problem = mp.problems.lorenz96(64)
+def std(**options):
+    return mp.solve(problem.f, problem.y0, (0.0, 0.5), solver=mp.EK0(2), save="end",
+                    uncertainty=mp.Transported(8, **options))
+sol = std(sharding=sharding)
+assert len(sol.posterior.members.sharding.device_set) == 2, sol.posterior.members.sharding
+np.testing.assert_allclose(sol.std, std().std, rtol=1e-3)
+"""
+
+
+def test_members_can_be_spread_over_devices():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=os.environ | flags, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_basis_is_left_where_there_is_one():
+    problem = mp.problems.heat(8)
+    sol = mp.solve(
+        problem.f, problem.y0, (0.0, 0.01), solver=mp.SpectralEK1(2, linear=problem.linear),
+        uncertainty=mp.Transported(4),
+    )  # fmt: skip
+    assert not isinstance(sol.basis, Identity)
+    assert sol.members.shape == (4, *sol.mean.shape) and sol.sample(jax.random.key(0), 3).shape[0] == 3
+    np.testing.assert_allclose(
+        np.asarray(sol.std), np.sqrt(np.mean(np.asarray(sol.members) ** 2, axis=0)), rtol=1e-5, atol=1e-12
+    )
