@@ -5,7 +5,7 @@ READY := .venv/.ready
 
 .PHONY: demo test lint bench bench-quick clean
 QUICK := step work_precision growth first_call smoothing
-BENCHMARKS := $(QUICK) grids stiff spatial which explicit_part compiler
+BENCHMARKS := $(QUICK) grids stiff spatial members which explicit_part compiler
 
 demo: $(READY)  ## solve the FitzHugh–Nagumo PDE with 125 000 unknowns, and draw its mean and standard deviation
 	$(BIN)/millipode reproduce showcase --quick --out out

@@ -380,3 +380,18 @@ def test_an_interrupted_figure_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "stability", EXPERIMENTS["stability"]._replace(measure=measure))
     result = run("reproduce", "stability", "--quick", "--out", tmp_path, code=1)
     assert "goes on from here" in result.stderr
+
+
+def test_members_make_the_standard_deviation(tmp_path):
+    run(*SMALL, "--members", 4, "--samples", 2, "--out", tmp_path / "a")
+    run(*SMALL, "--no-smooth", "--out", tmp_path / "b")
+    members, plain = read(tmp_path / "a"), read(tmp_path / "b")
+    np.testing.assert_allclose(members["mean"], plain["mean"], rtol=1e-9, atol=1e-12)
+    assert float(abs(members["std"][-1] / plain["std"][-1] - 1).max()) > 0.1
+    assert members["sample"].sizes["draw"] == 2
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    assert summary["members"] == 4 and summary["smooth"] is False
+    result = run(*SMALL, "--members", 4, "--samples", 5, "--out", tmp_path / "c", code=2)
+    assert "there are 4" in result.output
+    result = run(*SMALL, "--members", 4, "--smooth", "--out", tmp_path / "c", code=2)
+    assert "smooth=False" in result.output

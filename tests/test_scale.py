@@ -16,7 +16,7 @@ from millipode.driver import advance_in_place, at_once, begin, split
 from millipode.solve import prepare
 
 
-def copies_of_y(problem, solver, save="end", controller=None, smooth=True):
+def copies_of_y(problem, solver, save="end", controller=None, smooth=None, uncertainty=None):
     """Peak memory of the loop (its state included), and of the whole solve as one program."""
     setup, y0, _ = prepare(
         problem.f,
@@ -26,6 +26,7 @@ def copies_of_y(problem, solver, save="end", controller=None, smooth=True):
         save=save,
         smooth=smooth,
         controller=controller,
+        uncertainty=uncertainty,
     )
     arrays, static = split(setup)
     carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
@@ -51,6 +52,17 @@ def test_constant_vector_diffusion_costs_two_more_fields():
     problem = mp.problems.lorenz96(200_000)
     loop, _ = copies_of_y(problem, mp.EK0(2, diffusion=CONSTANT_VECTOR))
     assert loop < 7.01
+
+
+def test_members_cost_their_states_in_single_precision():
+    problem, n = mp.problems.lorenz96(200_000), 4
+    plain, _ = copies_of_y(problem, mp.EK0(n - 1))
+    four, eight = (
+        copies_of_y(problem, mp.EK0(n - 1), uncertainty=mp.Transported(s, chunk=1))[0] for s in (4, 8)
+    )
+    # Halves of copies: n fields of a state, and three between (E₀ and E₁ of Φ e + w, and its residual).
+    assert (eight - four) / 4 < (n + 3) / 2 + 0.01
+    assert eight < plain + 8 * (n + 3) / 2 + 8
 
 
 def test_save_times_cost_what_they_save():

@@ -115,8 +115,19 @@ def solve(
         ),
     ] = None,
     smooth: Annotated[
-        bool, typer.Option(help="Condition on all steps, or only on those before each time.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Condition on all steps (unless there are members), or only on those before each time."
+        ),
+    ] = None,
+    members: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Members of the error, transported by the true Jacobian: honest standard deviations over "
+            "long times. 16 are plenty; 0 for those of the filter.",
+        ),
+    ] = 0,
     samples: Annotated[int, typer.Option(min=0, help="Joint samples to write along.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     float32: Annotated[bool, typer.Option("--float32", help="Single precision.")] = False,
@@ -153,7 +164,7 @@ def solve(
         save = solving.save_plan(save_at, given, animate is not None)
         show = (lambda now: None) if quiet else True
         job = solving.Job(
-            name, given, parameters, solver_name, recipe, rtol, atol, save, smooth, max_steps, show
+            name, given, parameters, solver_name, recipe, rtol, atol, save, smooth, members, max_steps, show
         )
         folder = Path("out") / name if out is None else out
         outputs = solving.Outputs(folder, file_format.value, samples, seed, animate and animate.value, plot)

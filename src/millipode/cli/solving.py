@@ -31,7 +31,8 @@ class Job(NamedTuple):
     rtol: float
     atol: float
     save: Any
-    smooth: bool
+    smooth: bool | None
+    members: int
     max_steps: int
     progress: Any
 
@@ -97,6 +98,7 @@ def run(job: Job) -> tuple[mp.Solution, float]:
             atol=job.atol,
             save=job.save,
             smooth=job.smooth,
+            uncertainty=mp.Transported(job.members) if job.members else None,
             max_steps=job.max_steps,
             throw=False,
             progress=job.progress,
@@ -115,7 +117,10 @@ def check_outputs(outputs: Outputs, job: Job) -> None:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {outputs.folder} cannot be made: {error.strerror}.") from error
-    if outputs.samples and (not job.smooth or (isinstance(job.save, str) and job.save == "end")):
+    is_joint = job.smooth is not False and not (isinstance(job.save, str) and job.save == "end")
+    if outputs.samples > job.members > 0:
+        raise UsageError(f"--samples {outputs.samples} needs as many members, and there are {job.members}.")
+    if outputs.samples and not job.members and not is_joint:
         raise UsageError(
             "--samples needs --smooth and saved steps or times: joint samples are of the posterior given all "
             "data."
@@ -164,7 +169,8 @@ def description(job: Job) -> dict[str, Any]:
         "rtol": job.rtol,
         "atol": job.atol,
         "save": save if isinstance(save, str) else [float(t) for t in save],
-        "smooth": job.smooth,
+        "smooth": not job.members if job.smooth is None else job.smooth,
+        "members": job.members,
         "dtype": str(jax.tree.leaves(job.problem.y0)[0].dtype),
         "versions": versions(),
     }
