@@ -187,7 +187,7 @@ def others() -> Iterator[tuple[tuple[str, ...], Calibration]]:
         for kind, (model, first_order) in models.items():
             run = from_probdiffeq(model, 3, first_order)(CASES[name].problem())
             answer = run(times(name)[-1], 1e-5)
-            error = np.asarray(answer.mean) - reference(name)[-1:]
+            error = np.asarray(answer.y) - reference(name)[-1:]
             yield (name, kind), compare(error, np.broadcast_to(np.asarray(answer.std), error.shape))
 
 
