@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import millipode as mp
 from millipode.experiments.measuring import Claim, Row, at_most, medians
 
-STEP, FEW_STEPS, STEPS = 1e-4, 4, 24
+STEP, FEW_STEPS, STEPS = 1e-4, 20, 100
 MEMBERS = (2, 4, 8, 16)
 
 
@@ -38,7 +38,7 @@ def steps(few: bool) -> list[Row]:
         ).posterior.mean
 
     calls = [lambda u=u, k=k: solve(u, k) for u in kinds for k in (FEW_STEPS, STEPS)]
-    seconds = medians(calls, 3 if few else 7)
+    seconds = medians(calls, 3 if few else 5)
     per_step = [(b - a) / (STEPS - FEW_STEPS) for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
     return [
         {

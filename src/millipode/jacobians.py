@@ -19,7 +19,7 @@ class Jacobian(eqx.Module):
         """F_y − diag(rate)."""
 
     @abc.abstractmethod
-    def solve(self, a: Array, b: Scale, z: Field) -> Field:
+    def solve(self, a: float, b: Scale, z: Field) -> Field:
         """X with (a − b F_y) x = z."""
 
 
@@ -33,7 +33,7 @@ class FullJacobian(Jacobian):
         flat, d = ravel_pytree(rate)[0], self.matrix.shape[0]
         return FullJacobian(self.matrix - jnp.diag(jnp.broadcast_to(flat, (d,))))
 
-    def solve(self, a: Array, b: Scale, z: Field) -> Field:
+    def solve(self, a: float, b: Scale, z: Field) -> Field:
         """By elimination."""
         flat, unravel = ravel_pytree(z)
         rows = ravel_pytree(expand(b, z))[0][:, None] * self.matrix
@@ -50,7 +50,7 @@ class CoupledJacobian(Jacobian):
         """In the eigenvalues."""
         return CoupledJacobian(self.eigenvalues - rate, self.reaction)
 
-    def solve(self, a: Array, b: Scale, z: Field) -> Field:
+    def solve(self, a: float, b: Scale, z: Field) -> Field:
         """By elimination, mode by mode; the matrix is near a times the identity, or near a diagonal one."""
         c = z.shape[0]
         one = jnp.eye(c, dtype=z.dtype).reshape(c, c, *(1,) * (z.ndim - 1))

@@ -147,7 +147,8 @@ class Defect(NamedTuple):
 
     Attributes:
         latest: c v₁ of the last step alone, in the units of a residual.
-        mean: that of the last two steps.
+        mean: that of the last two steps, weighted by their lengths.
+        square: the sum of its squares.
         unit: v₁ of the last step; 0 before the first one.
         h: the last step; 0 before the first one.
         persistent: the part of m that persists.
@@ -156,6 +157,7 @@ class Defect(NamedTuple):
 
     latest: Field
     mean: Field
+    square: Array
     unit: Array
     h: Array
     persistent: Float[Array, " s"]
@@ -219,7 +221,8 @@ def begin(model: Any, covariance: Covariance, local: Scale, y: Field, time: Arra
     lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
     persistent = _balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), kind))
     nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, KIND), y), jnp.zeros((), kind)
-    return Members(chunks, time, steps, Defect(nothing, nothing, zero, zero, persistent, lag))
+    defect = Defect(nothing, nothing, _inner(nothing, nothing), zero, zero, persistent, lag)
+    return Members(chunks, time, steps, defect)
 
 
 def _balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
@@ -237,28 +240,30 @@ def drive(model: Any, members: Members, a: Any, accept: Array) -> Drive:
     before = members.defect
     news, lag = _news(model.prior.order, before.lag, a.h)
     v = model.prior.remainder(a.h)
-    explained = _explained(a.jacobian, v, a.z)
+    explained = _explained(a.jacobian, jax.tree.map(lambda x: x / v[1], v[0]), a.z)
     ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
     share = a.h / (a.h + before.h)
-    new = jax.tree.map(lambda x: jnp.where(accept, -news * v[1] * x, 0), explained)  # NaN if rejected
+    new = jax.tree.map(lambda x: jnp.where(accept, -news * x, 0), explained)  # NaN if rejected
     mean = jax.tree.map(lambda x, y: share * x + (1 - share) * ratio * y, new, before.latest)
     latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
-    rho = jnp.maximum(_correlation(mean, before.mean), 0).astype(before.persistent.dtype)
+    square, product = _inner(mean, mean), _inner(mean, before.mean)
+    rho = safe_divide(product, safe_sqrt(square) * safe_sqrt(before.square))
+    rho = jnp.clip(rho, 0, 1).astype(before.persistent.dtype)
     rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
     fresh = jax.random.normal(key, (2, plan.members), rho.dtype)
     rest = safe_sqrt(1 - rho**2)
     persistent = _balanced(rho * before.persistent + rest * fresh[0])
     multiplier = persistent + rest * _balanced(fresh[1])
-    return Drive(key, Defect(latest, mean, v[1], a.h, persistent, lag), multiplier)
+    return Drive(key, Defect(latest, mean, square, v[1], a.h, persistent, lag), multiplier)
 
 
-def _explained(jacobian: Any, v: tuple[Scale, ...], z: Field) -> Field:
-    """(H v)⁻¹ z = (v₁ − v₀ F_y)⁻¹ z, with what the filter knows of F_y; growth is not stiff, and left out."""
-    if isinstance(jacobian, Jacobian):
-        return jacobian.solve(v[1], v[0], z)
+def _explained(jacobian: Any, ratio: Scale, z: Field) -> Field:
+    """v₁ (H v)⁻¹ z, with v₀/v₁ and what the filter knows of F_y; growth is not stiff, and left out."""
     if jacobian is None:
-        return jax.tree.map(lambda leaf: leaf / v[1], z)
-    return map_leaves(lambda z, j, v0: z / (v[1] - v0 * jnp.minimum(j, 0)), z, jacobian, v[0])
+        return z
+    if isinstance(jacobian, Jacobian):
+        return jacobian.solve(1.0, ratio, z)
+    return map_leaves(lambda z, j, b: z / (1 - b * jnp.minimum(j, 0)), z, jacobian, ratio)
 
 
 def _news(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
@@ -271,12 +276,9 @@ def _news(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
     return share, Lag(corrected.covariance, moved - corrected.gain * moved[1])
 
 
-def _correlation(x: Field, y: Field) -> Array:
-    def product(x: Array, y: Array) -> Array:
-        return x.astype(float) * y.astype(float)
-
-    xy, xx, yy = (total(jax.tree.map(product, a, b)) for a, b in ((x, y), (x, x), (y, y)))
-    return jnp.clip(safe_divide(xy, safe_sqrt(xx) * safe_sqrt(yy)), -1, 1)
+def _inner(x: Field, y: Field) -> Array:
+    """Σ_i x_i y_i, in double precision if there is any: products of small numbers would underflow."""
+    return total(jax.tree.map(lambda a, b: a.astype(float) * b.astype(float), x, y))
 
 
 def _defect(given: Drive, s: Array, v: Scale) -> Field:
