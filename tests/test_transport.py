@@ -388,3 +388,14 @@ def test_the_basis_is_left_where_there_is_one():
     np.testing.assert_allclose(
         np.asarray(sol.std), np.sqrt(np.mean(np.asarray(sol.members) ** 2, axis=0)), rtol=1e-5, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("noise", ["defect", "white"])
+def test_the_unit_of_time_does_not_matter(noise):
+    """High derivatives of fast problems are beyond single precision, but members are not."""
+    unit, solver, uncertainty = 1e-9, mp.EK0(7), mp.Transported(4, noise=noise)
+    options = {"solver": solver, "rtol": 1e-8, "atol": 1e-10, "save": "end", "uncertainty": uncertainty}
+    slow = mp.solve(nonlinear, Y0, (0.0, 1.0), **options)
+    fast = mp.solve(lambda t, y: nonlinear(t / unit, y) / unit, Y0, (0.0, unit), **options)
+    np.testing.assert_allclose(np.asarray(fast.std), np.asarray(slow.std), rtol=1e-2)
+    assert np.all(np.asarray(slow.std) > 0)

@@ -361,16 +361,16 @@ def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving
     time = powers(state.members.time, len(phi))
     _, jvp = jax.linearize(lambda x: basis.to_modes(field(a.t, basis.from_modes(x))), a.predicted)
     noise = None if model.uncertainty.noise == "defect" else noise_of(prior, a.h, covariance, y)
-    rows = tuple(_in_units(row, time) for row in phi)
+    rows = tuple(_in_units(row, time) for row in phi[:2])
     scaled = tuple(_in_units(row, time, c) for row, c in zip(phi, time, strict=True))
 
-    def drawn(q: int, s: Array) -> Field:
-        """Field q of w."""
+    def drawn(q: int, s: Array, unit: ArrayLike = 1) -> Field:
+        """Field q of w, times the unit."""
         if noise is None:
-            return _defect(given, s, remainder[q])
+            return _defect(given, s, jax.tree.map(lambda v: unit * v, remainder[q]))
         field = noise.draw(jax.random.fold_in(given.key, s), y, signs)[q]
         field = field if model.space is None else model.space.correlate(field)
-        return map_leaves(jnp.multiply, field, a.filter_scale)
+        return map_leaves(lambda x, c: unit * c * x, field, a.filter_scale)
 
     def predicted(q: int, error: tuple[Field, ...], s: Array) -> Field:
         """Field q of Φ e + w."""
@@ -386,8 +386,8 @@ def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving
         """What to subtract from the first two rows of Φ e + w, and from Φ e for all others."""
         found = []
         for q, shift in enumerate(covariance.apply_gain(gain, z)):
-            x = shift if q < 2 else jax.tree.map(jnp.subtract, shift, drawn(q, s))
-            found.append(jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(KIND), x))
+            x = jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(KIND), shift)
+            found.append(x if q < 2 else jax.tree.map(jnp.subtract, x, drawn(q, s, time[q])))
         return tuple(found)
 
     def after(x: Array) -> Array:
