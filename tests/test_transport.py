@@ -181,8 +181,10 @@ SOLVERS = {
 }
 
 
-@pytest.mark.parametrize("noise", ["defect", "white"])
-@pytest.mark.parametrize("solver", SOLVERS)
+WITH_NOISE = [(solver, "defect") for solver in SOLVERS] + [("EK0", "white"), ("IOUP-vector", "white")]
+
+
+@pytest.mark.parametrize(("solver", "noise"), WITH_NOISE)
 def test_every_solver_and_way_of_saving(solver, noise):
     uncertainty = mp.Transported(8, noise=noise)
     options = {"solver": SOLVERS[solver], "rtol": 1e-4, "atol": 1e-6, "uncertainty": uncertainty}
