@@ -94,7 +94,7 @@ def test_the_summary_says_how_it_went(tmp_path):
         **{"diffusion": str, "structure": str, "rtol": float, "atol": float, "save": list, "smooth": bool},
         **{"dtype": str, "versions": dict, "success": bool, "status": str, "message": str, "reached": float},
         **{"saved_times": int, "stats": dict, "log_evidence": float, "final": dict, "seconds": float},
-        "files": list,
+        **{"files": list, "members": int},
     }
     assert {key: type(value) for key, value in summary.items()} == kinds
     assert summary["unknowns"] == 32 and summary["success"] and summary["reached"] == 1.0
