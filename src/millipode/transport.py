@@ -221,7 +221,7 @@ def begin(model: Any, covariance: Covariance, local: Scale, y: Field, time: Arra
     lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
     persistent = _balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), kind))
     nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, KIND), y), jnp.zeros((), kind)
-    defect = Defect(nothing, nothing, _inner(nothing, nothing), zero, zero, persistent, lag)
+    defect = Defect(nothing, nothing, jnp.zeros((), float), zero, zero, persistent, lag)
     return Members(chunks, time, steps, defect)
 
 
@@ -246,7 +246,8 @@ def drive(model: Any, members: Members, a: Any, accept: Array) -> Drive:
     new = jax.tree.map(lambda x: jnp.where(accept, -news * x, 0), explained)  # NaN if rejected
     mean = jax.tree.map(lambda x, y: share * x + (1 - share) * ratio * y, new, before.latest)
     latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
-    square, product = _inner(mean, mean), _inner(mean, before.mean)
+    scale = lax.rsqrt(jnp.where(before.square > 0, before.square, 1)).astype(KIND)
+    square, product = _inner(mean, mean, scale), _inner(mean, before.mean, scale)
     rho = safe_divide(product, safe_sqrt(square) * safe_sqrt(before.square))
     rho = jnp.clip(rho, 0, 1).astype(before.persistent.dtype)
     rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
@@ -276,9 +277,10 @@ def _news(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
     return share, Lag(corrected.covariance, moved - corrected.gain * moved[1])
 
 
-def _inner(x: Field, y: Field) -> Array:
-    """Σ_i x_i y_i, in double precision if there is any: products of small numbers would underflow."""
-    return total(jax.tree.map(lambda a, b: a.astype(float) * b.astype(float), x, y))
+def _inner(x: Field, y: Field, scale: Array) -> Array:
+    """Σ_i x_i y_i, added up in double precision if there is any; scaled, so that no product underflows."""
+    scaled = jax.tree.map(lambda a, b: jnp.sum((scale * a) * (scale * b), dtype=float), x, y)
+    return total(scaled) / scale.astype(float) ** 2
 
 
 def _defect(given: Drive, s: Array, v: Scale) -> Field:
