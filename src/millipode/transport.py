@@ -334,9 +334,11 @@ def advance(model: Any, state: Any, a: Any, gain: Any, accept: Array, reverse: b
     def turn(carry: tuple) -> tuple:
         chunks, pending = carry
         move = _moving(model, state, a, gain, pending)
-        done, start = [], 0
+        done, start, wait = [], 0, jnp.zeros((), a.h.dtype)
         for chunk in chunks:
-            done.append(move(chunk, start + jnp.arange(_length(chunk))))
+            # One after the other: what is between then stays in the cache.
+            new, wait = move(chunk, start + jnp.arange(_length(chunk)), wait)
+            done.append(new)
             start += _length(chunk)
         return tuple(done), jnp.zeros_like(pending)
 
@@ -352,8 +354,8 @@ def _length(chunk: tuple[Field, ...]) -> int:
     return jax.tree.leaves(chunk)[0].shape[0]
 
 
-# (errors of a chunk, their numbers) → what they become.
-Moving = Callable[[tuple[Field, ...], Array], tuple[Field, ...]]
+# (errors of a chunk, their numbers, a zero to wait for) → what they become, and a zero that waits for it.
+Moving = Callable[[tuple[Field, ...], Array, Array], tuple[tuple[Field, ...], Array]]
 
 
 def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving:
@@ -374,9 +376,9 @@ def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving
         field = field if model.space is None else model.space.correlate(field)
         return map_leaves(lambda x, c: unit * c * x, field, a.filter_scale)
 
-    def predicted(q: int, error: tuple[Field, ...], s: Array) -> Field:
+    def predicted(q: int, error: tuple[Field, ...], s: Array, wait: Array) -> Field:
         """Field q of Φ e + w."""
-        x = jax.tree.map(jnp.add, combine(rows[q], error), drawn(q, s))
+        x = jax.tree.map(jnp.add, combine(rows[q], error), drawn(q, s, 1 + wait))
         return jax.tree.map(lambda leaf: leaf.astype(KIND), x)
 
     def residual(first: Field, second: Field) -> Field:
@@ -396,13 +398,14 @@ def _moving(model: Any, state: Any, a: Any, gain: Any, pending: Array) -> Moving
         """A zero; in a branch, because XLA would compute a single number again rather than wait for it."""
         return lax.cond(pending, zero_after, lambda x: jnp.zeros((), x.dtype), x)
 
-    def move(chunk: tuple[Field, ...], numbers: Array) -> tuple[Field, ...]:
+    def move(chunk: tuple[Field, ...], numbers: Array, wait: Array) -> tuple[tuple[Field, ...], Array]:
         each = _alone if _length(chunk) == 1 else jax.vmap
-        first, second = (each(functools.partial(predicted, q))(chunk, numbers) for q in range(2))
+        first, second = (each(functools.partial(predicted, q, wait=wait))(chunk, numbers) for q in range(2))
         # In a branch, because what enters and leaves it is stored and not computed again wherever it is used.
         z = lax.cond(pending, each(residual), lambda *x: jax.tree.map(jnp.zeros_like, x[1]), first, second)
         starts = first, jax.tree.map(lambda x: time[1].astype(KIND) * x, second)
-        return moved(starts, scaled, chunk, each(shifts)(z, numbers), zero_after(z), after)
+        new = moved(starts, scaled, chunk, each(shifts)(z, numbers), zero_after(z), after)
+        return new, after(jax.tree.leaves(new)[-1]).astype(a.h.dtype)
 
     return move
 
