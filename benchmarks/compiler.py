@@ -15,11 +15,12 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way
-from millipode.driver import advance_in_place, begin, is_small, split
-from millipode.experiments.measuring import Row, medians
+from millipode.paper.measuring import Row, medians
+from millipode.prepare import prepare
 from millipode.problems import Problem
-from millipode.solve import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin, is_small
+from millipode.xla.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way
 
 WAYS = {
     "XLA's defaults": FOR_MEMORY,
@@ -33,13 +34,13 @@ def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
     """Seconds to compile, and a run of so many steps."""
     options = dict(solver=solver, controller=mp.FixedStep(1e-5), save="end", max_steps=10**5)
     setup, y0, _ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
-    arrays, static = split(setup)
-    carry = begin(static, arrays, y0)
-    lowered = advance_in_place.outermost(way).lower(static, arrays, carry, np.int32(1))
+    packed = Packed(setup)
+    carry = begin(packed, y0)
+    lowered = advance_in_place.outermost(way).lower(packed, carry, np.int32(1))
     start = time.perf_counter()
     program = lowered.compile()
     seconds = time.perf_counter() - start
-    return seconds, lambda steps: program(arrays, jax.tree.map(jnp.copy, carry), np.int32(steps))
+    return seconds, lambda steps: program(packed, jax.tree.map(jnp.copy, carry), np.int32(steps))
 
 
 def measure(sizes: list[int], repeats: int) -> list[Row]:

@@ -13,11 +13,11 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.basis import Identity
 from millipode.covariance import BlockDiagonal
-from millipode.experiments.measuring import Row
-from millipode.priors import Prior
-from millipode.solve import prepare
+from millipode.model.priors import Prior
+from millipode.paper.measuring import Row
+from millipode.pde.bases import Identity
+from millipode.prepare import prepare
 
 STIFFNESS = -np.array([1e-2, 1.0, 10.0, 100.0, 1000.0])
 SIZES = np.geomspace(1e-3, 1e4, 701)

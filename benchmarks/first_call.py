@@ -14,7 +14,7 @@ import numpy as np
 from harness import publish, quick
 from matplotlib.figure import Figure
 
-from millipode.experiments.measuring import Claim, Row, at_most
+from millipode.paper.measuring import Claim, Row, at_most
 
 PROBLEMS = {
     "Lotka–Volterra, d = 2": "mp.problems.lotka_volterra()",
@@ -39,7 +39,7 @@ sys.path.insert(0, {folder!r})
 import millipode as mp
 import diffrax
 from methods import ISOTROPIC, from_diffrax, from_probdiffeq
-from millipode.experiments.methods import ours
+from millipode.paper.methods import ours
 problem = {problem}
 problem = problem._replace(y0=jax.device_put(np.asarray(problem.y0)))
 method = {{"millipode": ours(mp.EK0, 3), "diffrax": from_diffrax(diffrax.Tsit5),

@@ -21,8 +21,8 @@ from methods import probdiffeq_parts
 from probdiffeq import ivpsolve, probdiffeq
 
 import millipode as mp
-from millipode.experiments.high_dimensional import ATOL, DOP853, RTOL, SPECTRAL, scipy
-from millipode.experiments.measuring import Claim, Row, at_least, at_most
+from millipode.paper.high_dimensional import ATOL, DOP853, RTOL, SPECTRAL, scipy
+from millipode.paper.measuring import Claim, Row, at_least, at_most
 from millipode.problems import Problem
 
 TS1 = "TS1(2), matrix-free (probdiffeq)"

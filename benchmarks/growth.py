@@ -14,10 +14,11 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.driver import advance_in_place, begin, split
-from millipode.experiments.measuring import Claim, Row, at_most, timings
+from millipode.paper.measuring import Claim, Row, at_most, timings
+from millipode.prepare import prepare
 from millipode.problems import Problem
-from millipode.solve import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin
 
 STEP = 1e-4
 
@@ -25,9 +26,9 @@ STEP = 1e-4
 def copies_of_y(problem: Problem, solver: Any) -> float:
     """Peak memory of the adaptive loop, its donated state included."""
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=solver, save="end")
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
-    used = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
+    used = advance_in_place.lower(packed, carry, np.int32(1)).compile().memory_analysis()
     arguments = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     return (arguments + used.temp_size_in_bytes) / y0.nbytes
 

@@ -1,6 +1,6 @@
 """The command line of the benchmarks, and where their results go.
 
-How to measure is ``millipode.experiments.measuring``, which the paper's figures share.
+How to measure is ``millipode.paper.measuring``, which the paper's figures share.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from millipode.experiments.measuring import Claim, Row, write
+from millipode.paper.measuring import Claim, Row, write
 
 RESULTS = Path(__file__).parent / "results"
 

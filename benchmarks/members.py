@@ -14,7 +14,7 @@ from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.experiments.measuring import Claim, Row, at_most, timings
+from millipode.paper.measuring import Claim, Row, at_most, timings
 
 STEP, FEW_STEPS, STEPS = 1e-4, 10, 50
 MEMBERS = (2, 4, 8, 16)

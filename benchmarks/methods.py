@@ -1,6 +1,6 @@
 """Solvers of other libraries behind the interface of our own, each as its documentation says to use it.
 
-The interface, our solvers and SciPy's are in ``millipode.experiments.methods``.
+The interface, our solvers and SciPy's are in ``millipode.paper.methods``.
 
 - diffrax: ``diffeqsolve`` inside ``jit``, its default step-size control (faster here than PI), nothing kept
   for derivatives, the final value saved.
@@ -16,7 +16,7 @@ import jax
 from jax import Array
 from probdiffeq import ivpsolve, probdiffeq
 
-from millipode.experiments.methods import MAX_STEPS, Answer, Method, Run
+from millipode.paper.methods import MAX_STEPS, Answer, Method, Run
 from millipode.problems import Problem
 
 ISOTROPIC = probdiffeq.state_space_model_isotropic()

@@ -14,7 +14,7 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.experiments.measuring import Claim, Row, at_most, medians
+from millipode.paper.measuring import Claim, Row, at_most, medians
 from millipode.problems import Problem
 
 VECTOR = mp.DynamicDiffusion(vector=True)

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.experiments.measuring import Claim, Row, at_most, medians
+from millipode.paper.measuring import Claim, Row, at_most, medians
 
 STEP, FEW_STEPS, STEPS = 1e-4, 4, 24
 

@@ -21,12 +21,13 @@ from matplotlib.figure import Figure
 from methods import BLOCK_DIAGONAL, ISOTROPIC, from_diffrax, from_probdiffeq, probdiffeq_parts
 
 import millipode as mp
-from millipode.driver import advance_in_place, begin, split
-from millipode.experiments.measuring import Claim, Row, at_least, at_most, bandwidth, medians, timings
-from millipode.experiments.methods import Method, ours
-from millipode.experiments.step_cost import TOLERANCE, marginals, pair, settled
+from millipode.paper.measuring import Claim, Row, at_least, at_most, bandwidth, medians, timings
+from millipode.paper.methods import Method, ours
+from millipode.paper.step_cost import TOLERANCE, marginals, pair, settled
+from millipode.prepare import prepare
 from millipode.problems import Problem
-from millipode.solve import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin
 
 LONG = 20  # seconds after which a single measurement will do
 
@@ -84,13 +85,13 @@ def our_step(solver: mp.EK0) -> Callable[[Problem], Callable[[], Any]]:
     def stepper(problem: Problem) -> Callable[[], Any]:
         options = dict(solver=solver, rtol=TOLERANCE, atol=TOLERANCE, save="end")
         setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, **options)
-        arrays, static = split(setup)
-        carry, attempts = begin(static, arrays, y0), 0
+        packed = Packed(setup)
+        carry, attempts = begin(packed, y0), 0
 
         def step() -> Any:
             nonlocal carry, attempts
             attempts += 1
-            carry = advance_in_place(static, arrays, carry, np.int32(attempts))
+            carry = advance_in_place(packed, carry, np.int32(attempts))
             return carry
 
         return step

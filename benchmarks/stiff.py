@@ -32,8 +32,8 @@ from scipy.integrate import solve_ivp
 from scipy.sparse import csc_matrix, diags, identity, kron
 
 import millipode as mp
-from millipode.experiments.measuring import Claim, Row, at_least, at_most
-from millipode.priors import Prior
+from millipode.model.priors import Prior
+from millipode.paper.measuring import Claim, Row, at_least, at_most
 from millipode.problems import Problem
 
 PATIENCE = 60.0  # seconds after which a solve is given up, and with it all tighter tolerances

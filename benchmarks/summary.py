@@ -7,7 +7,7 @@ import json
 
 from harness import RESULTS, quick
 
-from millipode.experiments.measuring import description, table
+from millipode.paper.measuring import description, table
 
 
 def main() -> None:

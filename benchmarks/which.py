@@ -13,7 +13,7 @@ from harness import publish, quick
 from matplotlib.figure import Figure
 
 import millipode as mp
-from millipode.experiments.measuring import Row
+from millipode.paper.measuring import Row
 from millipode.problems import Problem
 
 LIMIT = 20_000

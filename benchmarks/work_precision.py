@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from methods import DENSE, ISOTROPIC, evaluations, from_diffrax, from_probdiffeq
 
 import millipode as mp
-from millipode.experiments import pleiades
-from millipode.experiments.measuring import Claim, Row, at_least, at_most
-from millipode.experiments.methods import Method, from_scipy, jax_jacobian, ours
-from millipode.experiments.pleiades import PATIENCE, Task, precision, reference, time_for
+from millipode.paper import pleiades
+from millipode.paper.measuring import Claim, Row, at_least, at_most
+from millipode.paper.methods import Method, from_scipy, jax_jacobian, ours
+from millipode.paper.pleiades import PATIENCE, Task, precision, reference, time_for
 
 ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]
 VECTOR = mp.DynamicDiffusion(vector=True)

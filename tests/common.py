@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
-from millipode.compiling import QUICKLY
-from millipode.driver import advance_in_place, begin, split
-from millipode.solve import prepare
+from millipode.prepare import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin
+from millipode.xla.compiling import QUICKLY
 
 # ``jax.jit`` that compiles as fast as the library's own programs.
 jit = partial(jax.jit, compiler_options=dict(QUICKLY.options))
@@ -29,9 +30,9 @@ def nonlinear(t, y):
 def final_carry(*args, **kwargs):
     """The loop's last carry, with the covariance in it uncalibrated, and its setup."""
     setup, y0, _ = prepare(*args, **kwargs)
-    arrays, static = split(setup)
-    carry = begin(static, arrays, y0)
-    return setup, advance_in_place(static, arrays, carry, np.int32(setup.max_steps))
+    packed = Packed(setup)
+    carry = begin(packed, y0)
+    return setup, advance_in_place(packed, carry, np.int32(setup.max_steps))
 
 
 def rmse(a, b):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from millipode.basis import Waves
+from millipode.pde.bases import Waves
 
 KINDS = ["cosine", "sine", "fourier"]
 BOUNDARIES = {"cosine": "neumann", "sine": "dirichlet", "fourier": "periodic"}

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 import millipode as mp
 from millipode.cli import app, catalogue
-from millipode.experiments import EXPERIMENTS, Experiment, reproduce
-from millipode.experiments.high_dimensional import Course
-from millipode.experiments.measuring import as_json, versions
+from millipode.paper import EXPERIMENTS, Experiment, reproduce
+from millipode.paper.high_dimensional import Course
+from millipode.paper.measuring import as_json, versions
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "help.txt"
 SMALL = ["solve", "fitzhugh_nagumo", "--size", "8", "--order", "1", "--t1", "0.5", "-q"]

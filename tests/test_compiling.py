@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from millipode import compiling
-from millipode.compiling import ONE_KERNEL, QUICKLY, Program, as_one_kernel, calls_libraries
-from millipode.driver import advance_in_place, begin, split
-from millipode.solve import prepare
+from millipode.prepare import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin
+from millipode.xla import compiling
+from millipode.xla.compiling import ONE_KERNEL, QUICKLY, Program, as_one_kernel, calls_libraries
 
 Y0 = jnp.arange(1.0, 6.0)
 A = jnp.diag(-jnp.ones(5)) + 0.1
@@ -18,9 +19,9 @@ LARGE = jnp.zeros((300, 300)).at[:5, :5].set(A)
 
 def compiled_loop(f):
     setup, y0, _ = prepare(f, Y0, (0.0, 1.0), save="end")
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
-    return advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
+    return advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
 
 
 def test_a_small_loop_is_one_kernel():

@@ -7,7 +7,7 @@ import xarray
 
 import millipode as mp
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, jit, name
-from millipode import datasets
+from millipode.view import datasets
 
 
 def decay(t, y):

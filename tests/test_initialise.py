@@ -10,9 +10,9 @@ from scipy.integrate import solve_ivp
 
 import millipode as mp
 from common import rmse
-from millipode import initialise as init
-from millipode.control import weights
-from millipode.linearise import VectorField
+from millipode.filter.control import weights
+from millipode.model import initialisation as init
+from millipode.model.vector_field import VectorField
 
 
 def oscillator(t, y):
@@ -23,21 +23,18 @@ def setup(f, y0, t0=0.0, span=5.0, sign=1.0):
     y0 = jnp.asarray(y0)
     field = VectorField(f, None, jnp.asarray(sign, y0.dtype))
     t0, span = jnp.asarray(t0, y0.dtype), jnp.asarray(span, y0.dtype)
-    p = init.probe(field, t0, y0, weights(y0, 1e-3, 1e-6), span)
-    return field, t0, y0, p, span
+    return init.Start.of(field, t0, y0, weights(y0, 1e-3, 1e-6), span)
 
 
 def test_taylor_mode_gives_the_derivatives():
-    field, t0, y0, p, _ = setup(oscillator, [1.0, 0.0])
-    mean = init.taylor(field, t0, y0, p.f0, 7).mean
+    mean = init.taylor(setup(oscillator, [1.0, 0.0]), 7).mean
     np.testing.assert_allclose([m[0] for m in mean], [1, 0, -1, 0, 1, 0, -1, 0], atol=1e-14)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_taylor_mode_knows_that_time_passes(sign):
     # y' = t y from t = 2: y = exp((t² − 4)/2), derivatives by hand.
-    field, t0, y0, p, _ = setup(lambda t, y: t * y, [1.0], t0=2.0, sign=sign)
-    mean = init.taylor(field, t0, y0, p.f0, 3).mean
+    mean = init.taylor(setup(lambda t, y: t * y, [1.0], t0=2.0, sign=sign), 3).mean
     np.testing.assert_allclose([m[0] for m in mean], [1, 2 * sign, 5, 14 * sign], rtol=1e-13)
 
 
@@ -46,11 +43,11 @@ def test_taylor_mode_knows_that_time_passes(sign):
 def test_runge_kutta_agrees_with_taylor_on_every_time_scale(nu, speed):
     f = mp.problems.lorenz96(10).f
     y0 = 8 + jnp.sin(jnp.arange(10.0))
-    field, t0, y0, p, span = setup(
+    start = setup(
         lambda t, y: speed * (f(t, y) + 20 * jnp.sin(3 * speed * t)), y0, t0=0.4 / speed, span=5 / speed
     )
-    exact = init.taylor(field, t0, y0, p.f0, nu).mean
-    have = init.runge_kutta(field, t0, y0, p, nu, span).mean
+    exact = init.taylor(start, nu).mean
+    have = init.runge_kutta(start, nu).mean
     errors = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) for a, b in zip(exact, have)]
     # Truncation and rounding meet at ε^((ν+1−q)/(ν+1)); constants grow with the order.
     eps = np.finfo(float).eps
@@ -136,8 +133,7 @@ def test_an_operation_without_taylor_rule_falls_back_or_is_named():
 
 def test_equilibria_and_zero_states_initialise():
     for y0 in (jnp.zeros(3), jnp.ones(3)):
-        field, t0, y0, p, span = setup(lambda t, y: jnp.zeros_like(y), y0)
-        mean = init.runge_kutta(field, t0, y0, p, 4, span).mean
+        mean = init.runge_kutta(setup(lambda t, y: jnp.zeros_like(y), y0), 4).mean
         assert all(np.isfinite(m).all() for m in mean)
         assert not any(m.any() for m in mean[1:])
 
@@ -148,8 +144,7 @@ def test_runge_kutta_allocates_a_few_states():
     y0 = jax.ShapeDtypeStruct((d,), jnp.float64)
 
     def run(y0):
-        field, t0, y0, p, span = setup(f, y0)
-        return init.runge_kutta(field, t0, y0, p, nu, span)
+        return init.runge_kutta(setup(f, y0), nu)
 
     memory = jax.jit(run).lower(y0).compile().memory_analysis()
     state = (nu + 1) * d * 8

@@ -10,8 +10,8 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT, final_carry, rmse
-from millipode.basis import Identity
-from millipode.priors.ioup import noise_root, phis
+from millipode.model.priors.ioup import noise_root, phis
+from millipode.pde.bases import Identity
 
 X = np.array([0.0, -1e-7, -0.3, -1.99, -2.01, -6.0, -25.0, -1e4, 0.5, 8.0])
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from millipode.linearise import DiagonalFirstOrder, VectorField
+from millipode.model.linearisation import StencilDiagonal
+from millipode.model.vector_field import VectorField
 
 
 def diagonal_of(f, y):
@@ -17,7 +18,7 @@ def diagonal_of(f, y):
 
 def by_stencil(stencil, f, y, sign=1.0):
     field = VectorField(f, None, jnp.asarray(sign))
-    return DiagonalFirstOrder(stencil)(field, jnp.asarray(0.3), y)[1]
+    return StencilDiagonal(stencil)(field, jnp.asarray(0.3), y)[1].values
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, Y0, jit, name, nonlinear
-from millipode.basis import Identity
-from millipode.posterior import marginal_std
+from millipode.pde.bases import Identity
+from millipode.posterior.posterior import marginal_std
 from oracle import LinearPosterior, matern, ornstein_uhlenbeck
 
 KEY = jax.random.key(0)
@@ -235,7 +235,7 @@ def test_fixed_point_equals_fixed_interval_equals_the_filter_at_the_end(kind, st
     np.testing.assert_allclose(steps.std[-1], end.std[-1], rtol=1e-12)
     np.testing.assert_allclose(steps.log_evidence, end.log_evidence, rtol=1e-12)
     path = steps.posterior
-    filtered = jit(jax.vmap(lambda c: marginal_std(path.prior, c, Y0, 0, path.scale)))(path.filtered)
+    filtered = jit(jax.vmap(lambda c: marginal_std(path.prior, c, Y0, 0, path.output_gamma)))(path.filtered)
     filtered = np.reshape(filtered, (t.size, -1))
     assert (steps.std <= filtered * (1 + 1e-10)).all()
     assert (steps.std < 0.999 * filtered).any()

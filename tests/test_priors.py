@@ -8,7 +8,7 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT, Y0, name, nonlinear, rmse
-from millipode.priors.matern import gram_root
+from millipode.model.priors.matern import gram_root
 
 STEPS = [1e-8, 1e-4, 0.03, 1.0, 30.0, 54.0, 56.0, 1e2]
 
@@ -256,7 +256,7 @@ def test_the_evidence_can_be_differentiated_by_the_rate(prior):
 
 
 def test_another_rate_compiles_nothing():
-    from millipode.driver import begin
+    from millipode.run.programs import begin
 
     options = dict(controller=mp.FixedStep(0.05), save="end")
     counts = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from millipode.progress import Interruption
+from millipode.run.progress import Interruption
 
 
 def decay(t, y):

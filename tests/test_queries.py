@@ -264,7 +264,7 @@ def test_recomputation_changes_nothing(t_span, diffusion):
 
 
 def test_a_million_unknowns_are_sampled_in_the_memory_of_the_samples():
-    from millipode.queries import _draw_chain, _draw_nodes
+    from millipode.posterior.sampling import Wanted, draw_chain, draw_nodes
 
     problem = mp.problems.lorenz96(10**6)
     options = dict(solver=mp.EK0(2), controller=mp.FixedStep(1e-3))
@@ -276,13 +276,14 @@ def test_a_million_unknowns_are_sampled_in_the_memory_of_the_samples():
     assert abs(np.mean(deviation[0, 0, 1:] * deviation[0, 0, :-1])) < 5.5e-3
 
     keys = jax.random.split(KEY, 4)
-    lowered = _draw_chain.lower(sol.posterior, None, sol.t, None, keys, 1, 0)
+    lowered = draw_chain.lower(sol.posterior, None, (sol.t, None), keys, 0, 1)
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 3
     assert beyond < 30  # a few states of three fields and their random bits
 
     every = mp.solve(problem.f, problem.y0, (0.0, 3e-3), **options)
-    lowered = _draw_nodes.lower(every.posterior, None, every.t, every.t, np.arange(4), None, keys, 4, 1, 0)
+    wanted = Wanted(every.t, every.t, np.arange(4), None)
+    lowered = draw_nodes.lower(every.posterior, None, wanted, keys, 0, (4, 1))
     used = lowered.compile().memory_analysis()
     beyond = (used.temp_size_in_bytes + used.output_size_in_bytes) / problem.y0.nbytes - 4 * 4
     assert beyond < 30

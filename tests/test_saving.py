@@ -1,5 +1,7 @@
 """What is saved, and that saving changes nothing."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, jit, name
-from millipode import checks
+from millipode import memory
 
 LOTKA = jnp.array([20.0, 20.0])
 
@@ -127,7 +129,7 @@ def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy(mon
         ValueError, match=r"(?s)0\.16 GB per step.*1000 steps.*160 GB.*save=times.*save='end'"
     ):
         mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
-    monkeypatch.setattr(checks, "available_memory", lambda: 100 * 10**9)
+    monkeypatch.setattr(memory, "available", lambda: 100 * 10**9)
     with pytest.raises(ValueError, match=r"(?s)160 GB.*smooth='recompute' \(32 GB, and a second pass\)"):
         mp.solve(lambda t, y: -y, y0, (0.0, 1.0))
     with pytest.raises(ValueError, match="100000 steps"):
@@ -135,11 +137,9 @@ def test_steps_of_a_very_large_problem_are_refused_with_numbers_and_a_remedy(mon
 
 
 def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
-    import sys
-
-    monkeypatch.setattr(sys.modules["millipode.solve"], "SEGMENT_STEPS", 8)
-    monkeypatch.setattr(checks, "available_memory", lambda: 2 * 5 * 2 * 8 * 20)
-    monkeypatch.setattr(checks, "TYPICAL_STEPS", 10)
+    monkeypatch.setattr(sys.modules["millipode.prepare"], "SEGMENT_STEPS", 8)
+    monkeypatch.setattr(memory, "available", lambda: 2 * 20 * 8 * (5 * 2 + 5 * 4 + 1 + 5 * 5))
+    monkeypatch.setattr(memory, "TYPICAL_STEPS", 10)
     with pytest.raises(mp.SolveError, match="save=times") as caught:
         mp.solve(lotka_volterra, LOTKA, (0.0, 4.0))
     partial = caught.value.solution

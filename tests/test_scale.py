@@ -12,8 +12,9 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, name
-from millipode.driver import advance_in_place, at_once, begin, split
-from millipode.solve import prepare
+from millipode.prepare import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, at_once, begin
 
 
 def copies_of_y(problem, solver, save="end", controller=None, smooth=None, uncertainty=None):
@@ -28,11 +29,11 @@ def copies_of_y(problem, solver, save="end", controller=None, smooth=None, uncer
         controller=controller,
         uncertainty=uncertainty,
     )
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
     unit = y0.size * y0.dtype.itemsize
-    loop = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().memory_analysis()
-    whole = at_once.lower(static, arrays, y0).compile().memory_analysis()
+    loop = advance_in_place.lower(packed, carry, np.int32(1)).compile().memory_analysis()
+    whole = at_once.lower(packed, y0).compile().memory_analysis()
     used = loop.argument_size_in_bytes + loop.output_size_in_bytes - loop.alias_size_in_bytes
     return (
         (used + loop.temp_size_in_bytes) / unit,
@@ -119,9 +120,9 @@ def test_models_of_space_take_their_own_fields_and_room_for_one_transform(bounda
     setup, y0, _ = prepare(
         problem.f, problem.y0, (0.0, 1.0), solver=mp.EK0(3, spatial=mp.Matern(grid)), save="end"
     )
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
-    code = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
+    code = advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
     assert len(re.findall(r" fft\(", code)) == 2
 
 
@@ -131,9 +132,9 @@ def test_nothing_is_gathered_densified_or_copied(kind, order):
     problem = mp.problems.lorenz96(4096)
     known = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=kind(order, **known), save="end")
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
-    text = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().as_text()
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
+    text = advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
     assert "gather(" not in text and "4096,4096" not in text
     assert not re.search(r"f64\[([\d,]+,)?4096\]\S* copy\(", text)
 

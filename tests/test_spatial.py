@@ -11,7 +11,7 @@ from scipy.special import gamma, kv
 
 import millipode as mp
 from common import CONSTANT, DYNAMIC, DYNAMIC_VECTOR, name
-from millipode.basis import Identity
+from millipode.pde.bases import Identity
 from oracle import ode_filter
 
 RNG = np.random.default_rng(3)

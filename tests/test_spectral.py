@@ -8,8 +8,9 @@ from scipy.integrate import solve_ivp
 
 import millipode as mp
 from common import CONSTANT, DYNAMIC, final_carry, jit, rmse
-from millipode.basis import Identity
-from millipode.linearise import FullJacobian, Linearisation
+from millipode.linalg.jacobians import DenseJacobian
+from millipode.model.linearisation import Linearisation
+from millipode.pde.bases import Identity
 from test_basis import matrix
 
 GRID = mp.Grid((4, 3), (1.0, 1.5), ("neumann", "periodic"))
@@ -35,7 +36,7 @@ class Given(Linearisation):
     matrix: jax.Array
 
     def __call__(self, field, t, y, memory=()):
-        return field(t, y), FullJacobian(field.sign * self.matrix)
+        return field(t, y), DenseJacobian(field.sign * self.matrix)
 
 
 REACTION = np.array([[-20.0, 9.0], [4.0, -30.0]])

@@ -11,9 +11,11 @@ from scipy.linalg import expm
 import millipode as mp
 import oracle
 from common import jit
-from millipode import qr
 from millipode.covariance import blocks, dense
-from millipode.priors.iwp import hilbert_root
+from millipode.covariance.observation import BlockObservation, DenseObservation
+from millipode.linalg import qr
+from millipode.linalg.triangular import eliminate, solve_upper
+from millipode.model.priors.iwp import hilbert_root
 
 
 @pytest.mark.parametrize("nu", range(1, 12))
@@ -88,7 +90,7 @@ def test_a_root_does_not_depend_on_rounding(batch, rng):
 @pytest.mark.parametrize("j", [None, -3.0])
 def test_the_correction_knows_the_derivative_exactly(j, rng):
     root = jnp.asarray(np.moveaxis(np.triu(rng.normal(size=(50, 5, 5))), 0, -1))
-    posterior = blocks.rotate(root, j if j is None else jnp.asarray(j))[2]
+    posterior = blocks.rotate(root, BlockObservation(j if j is None else jnp.asarray(j)))[2]
     np.testing.assert_array_equal(posterior[:, 1], 0 if j is None else j * posterior[:, 0])
 
 
@@ -103,7 +105,7 @@ def test_three_forms_of_the_correction_agree(n, j, rng):
     gain = root.T @ measured / s
     posterior = (np.eye(n) - gain @ row) @ (root.T @ root)
 
-    rotated = blocks.rotate(root, jnp.asarray(j))
+    rotated = blocks.rotate(root, BlockObservation(jnp.asarray(j)))
     joseph = dense.half_joseph(root, measured)
     textbook = dense.conventional(root, measured)
     for root_s, k, post in (
@@ -120,7 +122,7 @@ def test_correction_of_several_residuals_agrees_between_dense_forms(rng):
     d, n = 3, 4
     root = jnp.asarray(rng.normal(size=(n * d, n * d)))
     jacobian = jnp.asarray(rng.normal(size=(d, d)))
-    measured = dense.observe(root, jacobian, d)
+    measured = DenseObservation(jacobian).of(root)
     h = np.zeros((d, n * d))
     h[:, :d], h[:, d : 2 * d] = -jacobian, np.eye(d)
     np.testing.assert_allclose(measured, root @ h.T, atol=1e-13)
@@ -134,7 +136,7 @@ def test_correction_of_several_residuals_agrees_between_dense_forms(rng):
 
 def test_a_residual_that_is_known_exactly_is_left_alone(rng):
     zero = jnp.zeros((3, 3))
-    innovation, gain, posterior = blocks.rotate(zero, None)
+    innovation, gain, posterior = blocks.rotate(zero, BlockObservation(None))
     assert innovation == 0 and not gain.any() and not posterior.any()
     measured = jnp.asarray(rng.normal(size=(6, 2))).at[:, 1].set(0.0)
     root = jnp.asarray(rng.normal(size=(6, 6)))
@@ -163,7 +165,7 @@ def test_pairs_are_conditioned_without_cancellation(explicit):
     stack = rng.normal(size=(3, 2, 200)) * 10.0 ** rng.uniform(-8, 3, size=(3, 2, 200))
     j = None if explicit else -(10.0 ** rng.uniform(-3, 5, 200))
     innovation, gain, posterior = blocks.condition_pairs(
-        jnp.asarray(stack), None if j is None else jnp.asarray(j)
+        jnp.asarray(stack), BlockObservation(None if j is None else jnp.asarray(j))
     )
     s, x = stack.astype(np.longdouble), np.stack([0 * stack[0, 0] if j is None else -j, 1 + 0 * stack[0, 0]])
     covariance = np.einsum("kid,kjd->ijd", s, s)
@@ -178,3 +180,40 @@ def test_pairs_are_conditioned_without_cancellation(explicit):
     left = np.sqrt(minors / variance).astype(float)
     slope = np.zeros(200) if j is None else j * left
     np.testing.assert_allclose(np.abs(posterior[0]), np.abs([left, slope]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [(), (5,), (100,)], ids=["one", "few", "many"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n", [1, 4, 20])
+def test_one_triangular_solve_for_all_sizes(batch, transposed, n, rng):
+    if n == 20 and len(batch):
+        batch = (3,)
+    triangle = rng.normal(size=(n, n, *batch)) + 3 * np.eye(n).reshape(n, n, *(1,) * len(batch))
+    right = rng.normal(size=(n, 2, *batch))
+    have = np.asarray(solve_upper(jnp.asarray(triangle), jnp.asarray(right), transposed=transposed))
+    for index in np.ndindex(*batch):
+        r, b, x = (a[(..., *index)] for a in (triangle, right, have))
+        r = np.triu(r)
+        np.testing.assert_allclose((r.T if transposed else r) @ x, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [(), (100,)], ids=["one", "many"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n", [3, 20])
+def test_a_pivot_of_mere_rounding_counts_as_known(batch, transposed, n, rng):
+    if n == 20 and batch:
+        batch = (70,)
+    triangle = np.triu(rng.normal(size=(n, n))) + 3 * np.eye(n)
+    triangle[1, 1] = 1e-15
+    spread = jnp.asarray(np.broadcast_to(triangle.reshape(n, n, *(1,) * len(batch)), (n, n, *batch)))
+    right = jnp.ones((n, 1, *batch))
+    x = np.asarray(solve_upper(spread, right, transposed=transposed, known=1e-12))
+    assert np.isfinite(x).all() and not x[1].any() and x[0].all()
+    assert np.abs(np.asarray(solve_upper(spread, right, transposed=transposed))[1]).min() > 1e10
+
+
+def test_elimination_solves_small_systems(rng):
+    matrix = np.eye(3)[..., None] + 0.2 * rng.normal(size=(3, 3, 100))
+    right = rng.normal(size=(3, 100))
+    x = np.asarray(eliminate(jnp.asarray(matrix), jnp.asarray(right)))
+    np.testing.assert_allclose(np.einsum("ijm,jm->im", matrix, x), right, rtol=1e-11, atol=1e-12)

@@ -8,15 +8,9 @@ import pytest
 import millipode as mp
 import oracle
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, name
-from millipode.covariance import (
-    BlockDiagonal,
-    Coupled,
-    CoupledJacobian,
-    Dense,
-    FullJacobian,
-    Kronecker,
-    blockdiagonal,
-)
+from millipode.covariance import BlockDiagonal, Coupled, Dense, Kronecker, tiles
+from millipode.covariance.observation import Observation
+from millipode.linalg.jacobians import CoupledJacobian, DenseJacobian, DiagonalJacobian, ZeroJacobian
 
 
 def stiffish(t, y):
@@ -71,7 +65,7 @@ def test_tiles_change_nothing(d, monkeypatch):
     solver = mp.DiagonalEK1(1, jacobian_diagonal=problem.jacobian_diagonal, diffusion=DYNAMIC_VECTOR)
     options = dict(solver=solver, controller=mp.FixedStep(0.01), save="end")
     tiled = mp.solve(problem.f, y0, (0.0, 0.1), **options)
-    monkeypatch.setattr(blockdiagonal, "TILE", d)
+    monkeypatch.setattr(tiles, "TILE", d)
     jax.clear_caches()
     whole = mp.solve(problem.f, y0, (0.0, 0.1), **options)
     np.testing.assert_allclose(tiled.mean, whole.mean, rtol=1e-13)
@@ -106,11 +100,11 @@ FULL = np.random.default_rng(5).normal(size=(3, 3))
 @pytest.mark.parametrize(
     ("structure", "given", "matrix"),
     [
-        (Kronecker, None, np.zeros((3, 3))),
-        (BlockDiagonal, jnp.asarray(np.diag(FULL)), np.diag(np.diag(FULL))),
-        (Dense, None, np.zeros((3, 3))),
-        (Dense, jnp.asarray(np.diag(FULL)), np.diag(np.diag(FULL))),
-        (Dense, FullJacobian(jnp.asarray(FULL)), FULL),
+        (Kronecker, ZeroJacobian(), np.zeros((3, 3))),
+        (BlockDiagonal, DiagonalJacobian(jnp.asarray(np.diag(FULL))), np.diag(np.diag(FULL))),
+        (Dense, ZeroJacobian(), np.zeros((3, 3))),
+        (Dense, DiagonalJacobian(jnp.asarray(np.diag(FULL))), np.diag(np.diag(FULL))),
+        (Dense, DenseJacobian(jnp.asarray(FULL)), FULL),
         (Coupled, CoupledJacobian(jnp.zeros((3,)), jnp.asarray(FULL)), FULL),
     ],
 )
@@ -123,5 +117,6 @@ def test_what_a_residual_moves_y_by(structure, given, matrix):
     want = (noise @ observed.T @ np.linalg.solve(observed @ noise @ observed.T, z))[:3]
     root = jnp.zeros((3, 3)) if structure is Kronecker else jnp.zeros((2, 3))
     covariance = structure.initial(root, jnp.ones(()), z)
-    have = covariance.process_correction(mp.IWP(2).transition(jnp.asarray(h)), given, z)
+    transition = mp.IWP(2).transition(jnp.asarray(h))
+    have = covariance.process_correction(transition, Observation(given), z)
     np.testing.assert_allclose(have, want, rtol=1e-10)

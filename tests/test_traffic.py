@@ -7,8 +7,9 @@ import pytest
 
 import millipode as mp
 from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
-from millipode.driver import advance_in_place, begin, split
-from millipode.solve import prepare
+from millipode.prepare import prepare
+from millipode.run.packing import Packed
+from millipode.run.programs import advance_in_place, begin
 
 PROBLEM = mp.problems.lorenz96(2**17)
 TIMES = jnp.linspace(3.0, 30.0, 10)
@@ -19,9 +20,9 @@ def passes(solver, y0=PROBLEM.y0, **options):
     """How many fields one turn of the compiled loop reads or writes, what it does now and then included."""
     options = {"save": "end"} | options
     setup, y0, _ = prepare(PROBLEM.f, y0, PROBLEM.t_span, solver=solver, **options)
-    arrays, static = split(setup)
-    carry = jax.eval_shape(lambda a, y: begin(static, a, y), arrays, y0)
-    cost = advance_in_place.lower(static, arrays, carry, np.int32(1)).compile().cost_analysis()
+    packed = Packed(setup)
+    carry = jax.eval_shape(begin, packed, y0)
+    cost = advance_in_place.lower(packed, carry, np.int32(1)).compile().cost_analysis()
     return cost["bytes accessed"] / y0.nbytes
 
 

@@ -12,9 +12,10 @@ import pytest
 import millipode as mp
 import oracle
 from common import ALL, CONSTANT, DYNAMIC, Y0, D, final_carry, name, nonlinear
-from millipode import transport
-from millipode.basis import Identity
-from millipode.step import attempt, take
+from millipode.filter import members
+from millipode.filter.step import attempt, correct
+from millipode.pde.bases import Identity
+from millipode.xla.ordering import Token
 
 STEPS, MANY = 6, 20_000
 GRID = np.linspace(0.0, 0.6, STEPS + 1)
@@ -144,7 +145,7 @@ def test_the_defect_of_a_polynomial_is_found_and_so_is_its_error(order):
     # With a constant diffusion, the filter's gains are those that the lag assumes.
     solver, t1 = mp.EK0(order, diffusion=CONSTANT), 0.87
     options = {"rtol": 1e-6, "atol": 1e-6, "save": "end", "smooth": False, "uncertainty": mp.Transported(4)}
-    _, carry = final_carry(f, jnp.zeros(2), (0.0, t1), solver, **options)
+    _, carry = final_carry(f, jnp.zeros(2), (0.0, t1), solver=solver, **options)
     defect = carry.state.members.defect
     derivative = top * float(np.prod(np.arange(1, order + 1)))
     np.testing.assert_allclose(np.asarray(defect.mean / defect.unit), derivative, rtol=1e-4)
@@ -296,13 +297,14 @@ def test_jit_vmap_and_gradients():
 
 def test_a_rejected_step_leaves_members_alone():
     options = {"save": "end", "smooth": False, "uncertainty": mp.Transported(4)}
-    setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), mp.EK0(2), **options)
+    setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), solver=mp.EK0(2), **options)
     state = carry.state
     for accept in (jnp.asarray(False), jnp.asarray(True)):
-        a = attempt(setup.model, state, state.t + 0.1, jnp.asarray(0.1))
-        a = a._replace(drive=transport.drive(setup.model, state.members, a, accept))
-        taken = take(setup.model, state, a, accept, jnp.zeros(()))
-        after = transport.advance(setup.model, state, a, taken.gain, accept, reverse=False)
+        a = attempt(setup.model, state, setup.controller, state.t + 0.1, jnp.asarray(0.1))
+        a = a._replace(accept=accept)
+        a = a._replace(drive=members.drive(setup.model, state.members, a))
+        taken = correct(setup.model, state, a, Token(jnp.zeros(())))
+        after = members.advance(setup.model, state, a, taken.gain, reverse=False)
         same = [
             bool(jnp.all(x == y)) for x, y in zip(*map(jax.tree.leaves, (after, state.members)), strict=True)
         ]

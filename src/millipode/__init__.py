@@ -1,18 +1,22 @@
 """Probabilistic ODE solutions in millions of dimensions."""
 
-from millipode import basis, grids, problems, spatial
-from millipode.control import FixedStep, PIController
-from millipode.diffusion import ConstantDiffusion, DynamicDiffusion
-from millipode.grids import Grid
-from millipode.linearise import Stencil
-from millipode.priors import IOUP, IWP, MaternProcess
-from millipode.progress import Progress
-from millipode.solution import Marginal, Solution, SolveError, SolveInterrupted, Stats, Status
-from millipode.solve import solve
+from millipode import problems, spatial
+from millipode.api import solve
+from millipode.filter.calibration import ConstantDiffusion, DynamicDiffusion
+from millipode.filter.control import FixedStep, PIController
+from millipode.filter.ensemble import Transported
+from millipode.model.priors import IOUP, IWP, MaternProcess
+from millipode.model.stencil import Stencil
+from millipode.pde import bases as basis
+from millipode.pde import grids
+from millipode.pde.grids import Grid
+from millipode.pde.linear import Linear
+from millipode.posterior.solution import Solution, SolveError, SolveInterrupted
+from millipode.run.progress import Progress
 from millipode.solvers import EK0, EK1, DiagonalEK1, SpectralEK1
 from millipode.spatial import GMRF, Matern
-from millipode.spectral import Linear
-from millipode.transport import Transported
+from millipode.status import Stats, Status
+from millipode.view.viewable import Marginal
 
 __version__ = "0.1.0"
 
@@ -47,3 +51,7 @@ __all__ = [
     "solve",
     "spatial",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]

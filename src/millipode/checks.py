@@ -1,24 +1,17 @@
 """Input checks: every refusal says what is wrong and what to do, before any work is done."""
 
-import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from millipode.control import Controller, FixedStep
-from millipode.fields import Field, dtype, same_structure, size
-from millipode.linearise import Linearisation, Stencil
+from millipode.filter.control import Controller, FixedStep
+from millipode.filter.ensemble import Transported
+from millipode.linalg.fields import Field, dtype, same_structure
 from millipode.solvers import Solver
-from millipode.transport import Transported
-
-# Saving every step of an adaptive solve is planned for about this many steps.
-TYPICAL_STEPS = 1000
 
 
 def is_concrete(x: Any) -> bool:
@@ -27,14 +20,14 @@ def is_concrete(x: Any) -> bool:
 
 
 def as_array(x: Any, kind: Any) -> Any:
-    """An array of dtype ``kind``: NumPy's, which is cheaper, unless x is JAX's already."""
+    """An array of dtype ``kind``: one of NumPy, which is cheaper, unless x is one of JAX already."""
     if isinstance(x, jax.Array):
         return x if x.dtype == kind else x.astype(kind)
     return np.asarray(x, kind)
 
 
 def initial_value(y0: PyTree) -> Field:
-    """y0 as arrays of one floating-point type."""
+    """The initial value as arrays of one floating-point type."""
     leaves = jax.tree.leaves(y0)
     if not leaves:
         raise ValueError("y0 is empty: pass an array, or a pytree with at least one array.")
@@ -85,7 +78,7 @@ def _check_numeric(leaf: Any, name: str) -> None:
 
 
 def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
-    """(t0, t1) as scalars."""
+    """The time span (t0, t1) as two scalars."""
     try:
         t0, t1 = t_span
     except (TypeError, ValueError) as error:
@@ -101,7 +94,7 @@ def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
 
 
 def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
-    """(rtol, atol), each a scalar or a field; raised to what the precision can deliver."""
+    """Both tolerances, each a scalar or a field, raised to what the precision can deliver."""
     floor = 100 * float(np.finfo(dtype(y0)).eps)
     if type(rtol) is float and type(atol) is float and floor <= rtol < np.inf and 0 <= atol < np.inf:
         return np.asarray(rtol, dtype(y0)), np.asarray(atol, dtype(y0))  # nearly always, and fast
@@ -148,35 +141,6 @@ def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
         raise ValueError(f"{name} must be a scalar or shaped like y0 ({describe(y0)}): {error}.") from error
 
 
-def vector_field(f: Callable, t0: Array, y0: Field, args: PyTree, name: str = "f") -> None:
-    """Check that a function of (t, y) returns something like y; costs one abstract evaluation."""
-    if not callable(f):
-        raise TypeError(f"{name} must be callable as {name}(t, y), got {type(f).__name__}.")
-    inputs = (t0, y0) if args is None else (t0, y0, args)
-    out = eqx.filter_eval_shape(f, *inputs)
-    if not same_structure(out, y0):
-        hint = ""
-        if isinstance(y0, list | tuple):
-            hint = " (a list or tuple is a pytree of separate unknowns; for a vector, pass an array)"
-        elif isinstance(out, list | tuple):
-            hint = ": return one array, for example with jnp.stack([...])"
-        raise TypeError(
-            f"{name} returned the structure {jax.tree.structure(out)}, but y has "
-            f"{jax.tree.structure(y0)}; they must be the same{hint}."
-        )
-    for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(out), jax.tree.leaves(y0), strict=True):
-        where = jax.tree_util.keystr(path)
-        if have.shape != want.shape:
-            raise ValueError(
-                f"{name}(t, y){where} has shape {have.shape}, but y{where} has shape {want.shape}."
-            )
-        if have.dtype != want.dtype:
-            raise TypeError(
-                f"{name}(t, y){where} has dtype {have.dtype}, but y{where} has dtype {want.dtype}; "
-                f"return {want.dtype}, for example with .astype(y.dtype)."
-            )
-
-
 def save_times(save: Any, t0: Array, t1: Array) -> Array:
     """Save times as an array, inside the span and monotone in the direction of integration."""
     if isinstance(save, str) or save is None:
@@ -204,7 +168,7 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
 
 
 def smoothing(smooth: Any, save: Any) -> None:
-    """``smooth`` is a flag or "recompute"."""
+    """Refuse a ``smooth`` that is neither a flag nor "recompute"."""
     if isinstance(smooth, str) and smooth == "recompute":
         if not (isinstance(save, str) and save == "steps"):
             raise ValueError(
@@ -215,8 +179,8 @@ def smoothing(smooth: Any, save: Any) -> None:
         raise ValueError(f"smooth must be True, False or 'recompute', got {smooth!r}.")
 
 
-def uncertainty(transported: Any, smooth: Any, save: Any, y0: Field, solver: Solver) -> Any:
-    """What ``smooth`` is with this uncertainty; refuses what does not go together or does not fit."""
+def uncertainty(transported: Any, smooth: Any) -> bool | str:
+    """What ``smooth`` is with this uncertainty; refuses what does not go together."""
     if transported is None:
         return True if smooth is None else smooth
     if not isinstance(transported, Transported):
@@ -227,21 +191,32 @@ def uncertainty(transported: Any, smooth: Any, save: Any, y0: Field, solver: Sol
             f"smooth={smooth!r} asks for what later steps say as well, which would take all members at all "
             "steps. Pass smooth=False, or leave it out."
         )
-    needed = transported.members * (solver.order + 1) * size(y0) * dtype(y0).itemsize
-    if needed > available_memory():
-        raise ValueError(
-            f"{transported.members} members of {size(y0)} unknowns and order {solver.order} take "
-            f"{_gigabytes(needed)}, and {_gigabytes(available_memory())} is available. Use fewer members or "
-            "a lower order."
-        )
-    if not isinstance(save, str) and np.ndim(save) == 1:
-        kept = transported.members * len(save) * size(y0) * dtype(y0).itemsize
-        if needed + kept > available_memory():
-            raise ValueError(
-                f"{transported.members} members at {len(save)} times take {_gigabytes(kept)}, and "
-                f"{_gigabytes(available_memory())} is available. Save fewer times, or use fewer members."
-            )
     return False
+
+
+def solver(given: Any, default: Solver) -> Solver:
+    """A solver, or the default for None."""
+    given = default if given is None else given
+    if not isinstance(given, Solver):
+        raise TypeError(f"solver must be a solver such as mp.EK0(order=4), got {given!r}.")
+    return given
+
+
+def controller(given: Any, default: Controller, kind: Any) -> Controller:
+    """A controller in the precision of y, or the default for None."""
+    given = default if given is None else given
+    if not isinstance(given, Controller):
+        raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {given!r}.")
+    if isinstance(given, FixedStep):
+        return FixedStep(positive_scalar(given.h, "FixedStep: h", kind))
+    return given
+
+
+def max_steps(number: Any) -> int:
+    """The bound on attempts."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise ValueError(f"max_steps must be a positive integer, got {number!r}.")
+    return int(number)
 
 
 def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
@@ -254,7 +229,7 @@ def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
 
 
 def positive_scalar(x: Any, name: str, kind: Any) -> Array:
-    """A step size, positive in either direction of time."""
+    """A step size, which is positive in either direction of time."""
     _check_numeric(x, name)
     x = as_array(x, kind)
     if np.ndim(x) != 0 or (is_concrete(x) and not 0 < x < np.inf):
@@ -262,94 +237,7 @@ def positive_scalar(x: Any, name: str, kind: Any) -> Array:
     return x
 
 
-def memory_for_steps(
-    y0: Field,
-    solver: Solver,
-    smooth: bool | str,
-    controller: Controller,
-    span: float,
-    max_steps: int,
-    bounded: bool,
-    members: int,
-) -> int:
-    """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit.
-
-    Adaptive steps cannot be counted beforehand, so a typical number is planned for, and the solve stops
-    with a status should it run out. Under a transformation (not ``bounded``) buffers have their full length.
-    """
-    per_step = bytes_per_step(y0, solver, smooth, members)
-    steps = min(max_steps, TYPICAL_STEPS) if bounded else max_steps
-    if bounded and isinstance(controller, FixedStep):
-        steps = min(max_steps, int(np.ceil(span / float(controller.h))))
-    budget = available_memory() // 2
-    if per_step * steps > budget:
-        less = bytes_per_step(y0, solver, "recompute", 0)
-        cheaper = (
-            f"smooth='recompute' ({_gigabytes(less * steps)}, and a second pass), "
-            if bounded and not members and less * steps <= budget
-            else ""
-        )
-        raise ValueError(
-            f"save='steps' stores {_gigabytes(per_step)} per step for {size(y0)} unknowns; the "
-            f"{steps} steps to be expected need {_gigabytes(per_step * steps)}, and "
-            f"{_gigabytes(budget)} is available for them. Use save=times with the times that matter, "
-            f"save='end', {cheaper}or bound the steps with max_steps."
-        )
-    return budget
-
-
-def memory_for_dense(y0: Field, solver: Solver) -> None:
-    """Refuse a dense covariance that cannot fit."""
-    if solver.structure != "dense":
-        return
-    d, n = size(y0), solver.order + 1
-    needed = 8 * (n * d) ** 2 * dtype(y0).itemsize  # the factor, its stack, QR and gain
-    if needed > available_memory():
-        raise ValueError(
-            f"A dense covariance for {d} unknowns and order {solver.order} needs about "
-            f"{_gigabytes(needed)}, and {_gigabytes(available_memory())} is available. Use mp.EK0 or "
-            "mp.DiagonalEK1 with their default structure, which take O(d)."
-        )
-
-
-def bytes_per_step(y0: Field, solver: Solver, smooth: bool | str, members: int) -> int:
-    """A state, the smoother's covariance, the std of y, γ̂ if it is a field, and the members of y."""
-    d, n = size(y0), solver.order + 1
-    if smooth == "recompute":
-        return (1 + (solver.structure != "kronecker") + solver.diffusion.vector) * d * dtype(y0).itemsize
-    root, smoothed = {
-        "kronecker": (1, 1),
-        "blockdiagonal": (n * (n - 1) * d, n * n * d),
-        "coupled": (n * (n - 1) * d * solver.components, n * n * d * solver.components),
-        "dense": ((n * d) ** 2, (n * d) ** 2),
-    }[solver.structure]
-    fields = n + (solver.structure != "kronecker") + solver.diffusion.vector + members
-    return (fields * d + root + (smoothed if smooth else 0)) * dtype(y0).itemsize
-
-
-def available_memory() -> int:
-    """Physical memory of this machine, in bytes."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
-        return 8 * 2**30
-
-
-def _gigabytes(n: float) -> str:
-    return f"{n / 1e9:.3g} GB"
-
-
 def describe(y: Field) -> str:
-    """Shapes and dtypes, for messages."""
+    """The shapes and dtypes of y, for messages."""
     leaves = jax.tree_util.tree_leaves_with_path(y)
     return ", ".join(f"y{jax.tree_util.keystr(p)}: {x.dtype}{list(x.shape)}" for p, x in leaves)
-
-
-def jacobian_diagonal(linearisation: Linearisation, t0: Array, y0: Field, args: PyTree) -> None:
-    """Check a user's diagonal as f is checked, and a declared stencil against y's shapes."""
-    diagonal = getattr(linearisation, "diagonal", None)
-    if isinstance(diagonal, Stencil):
-        for leaf in jax.tree.leaves(y0):
-            diagonal.colours(leaf.shape)
-    elif diagonal is not None:
-        vector_field(diagonal, t0, y0, args, name="jacobian_diagonal")

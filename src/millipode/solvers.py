@@ -8,29 +8,42 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
-from millipode.basis import Basis, Waves
-from millipode.diffusion import ConstantDiffusion, Diffusion, DynamicDiffusion
-from millipode.fields import Field
-from millipode.linearise import (
-    DiagonalFirstOrder,
+from millipode.filter.calibration import Diffusion, DynamicDiffusion
+from millipode.linalg.fields import Field
+from millipode.model.linearisation import (
     FirstOrder,
+    GivenDiagonal,
     Linearisation,
-    Stencil,
+    StencilDiagonal,
+    WholeDiagonal,
     ZerothOrder,
-    check_diagonal,
 )
-from millipode.priors import IOUP, IWP, Prior
-from millipode.spatial.protocol import Space, Spatial
-from millipode.spectral import Linear
+from millipode.model.priors import IWP, Prior
+from millipode.model.spectral import SpectralFirstOrder
+from millipode.model.stencil import Stencil
+from millipode.pde.bases import Basis
+from millipode.pde.linear import Linear
+from millipode.spatial.protocol import Spatial
+from millipode.spatial.space import Space
 
-ZEROTH_ORDER, FIRST_ORDER = ZerothOrder(), FirstOrder()
+ZEROTH_ORDER, WHOLE_DIAGONAL, FIRST_ORDER = ZerothOrder(), WholeDiagonal(), FirstOrder()
 
 Structure = Literal["kronecker", "blockdiagonal", "dense"]
 Initialise = Literal["taylor", "runge-kutta"]
 
 
 class Solver(eqx.Module):
-    """An ODE filter: a prior, a linearisation, a diffusion, and a covariance structure."""
+    """An ODE filter: a prior, a linearisation, a diffusion, and a covariance structure.
+
+    To write your own, derive from this class (an ``equinox.Module``), declare the attributes, and return your
+    linearisation from the method of that name; CONTRIBUTING.md has an example.
+
+    Attributes:
+        prior: of y and its derivatives.
+        diffusion: how γ is calibrated.
+        structure: of the covariance: ``"kronecker"``, ``"blockdiagonal"``, ``"coupled"`` or ``"dense"``.
+        initialise: ``"taylor"``, ``"runge-kutta"`` or None for automatic.
+    """
 
     prior: eqx.AbstractVar[Prior]
     diffusion: eqx.AbstractVar[Diffusion]
@@ -48,7 +61,12 @@ class Solver(eqx.Module):
         return 1
 
     def check_span(self, span: float | None, kind: Any) -> None:
-        """Warn if a solve of y of this type over this time, None if traced, asks too much of the solver."""
+        """Warn if a solve over this time asks too much of the solver.
+
+        Args:
+            span: t1 − t0, None if traced.
+            kind: the dtype of y.
+        """
 
     def space(self, y: Field) -> Space | None:
         """Γ̆ for a problem like y, in the basis of the linearisation; None for the identity."""
@@ -56,7 +74,7 @@ class Solver(eqx.Module):
 
     @abc.abstractmethod
     def linearisation(self, y: Field) -> Linearisation:
-        """How f is linearised; raises if that cannot be done for a problem like y."""
+        """How f is linearised for a state like y."""
 
 
 class EK0(Solver):
@@ -69,9 +87,9 @@ class EK0(Solver):
         order: ν, from 1 to 11.
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
         structure: ``"kronecker"``, ``"blockdiagonal"`` or ``"dense"``; automatic by default.
-        spatial: how unknowns hang together a priori, such as ``mp.Matern(grid, ...)``; for scalar diffusions.
-            One model, or one per leaf of y, or a list with one per component of an array. Independent
-            unknowns by default.
+        spatial: how unknowns are correlated in space a priori, such as ``mp.Matern(grid, ...)``; for scalar
+            diffusions. One covariance, or one per leaf of y, or a list with one per component of an array.
+            Independent unknowns by default.
         prior: in place of ``mp.IWP(order)``: ``mp.IOUP(rate=...)`` or ``mp.MaternProcess(...)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
 
@@ -98,7 +116,7 @@ class EK0(Solver):
         self.prior = _prior(order, prior, 4)
         self.diffusion = _diffusion(diffusion)
         self.spatial = _spatial(spatial, self.diffusion)
-        per_unknown = self.diffusion.vector and isinstance(self.diffusion, DynamicDiffusion)
+        per_unknown = self.diffusion.vector and self.diffusion.is_dynamic
         why = "EK0 with a dynamic vector-valued diffusion" if per_unknown else "EK0 with one rate per unknown"
         per_unknown = per_unknown or not self.prior.is_shared
         if per_unknown and structure == "kronecker":
@@ -109,18 +127,18 @@ class EK0(Solver):
             )
         if spatial is not None and not self.prior.is_shared:
             raise ValueError(
-                "A model of space needs the same prior in time for all unknowns, Γ̆ ⊗ C̆: use a single rate, "
-                "or drop spatial."
+                "A spatial covariance needs the same prior in time for all unknowns, Γ̆ ⊗ C̆: use a single "
+                "rate, or drop spatial."
             )
         self.structure = _structure(structure, "blockdiagonal" if per_unknown else "kronecker")
         self.initialise = _initialise(initialise)
 
     def space(self, y: Field) -> Space | None:
-        """As given."""
+        """The spatial covariance that was given."""
         return None if self.spatial is None else Space.of(self.spatial, y)
 
     def linearisation(self, y: Field) -> Linearisation:
-        """None."""
+        """F = 0."""
         return ZEROTH_ORDER
 
 
@@ -173,9 +191,12 @@ class DiagonalEK1(Solver):
         self.initialise = _initialise(initialise)
 
     def linearisation(self, y: Field) -> Linearisation:
-        """The diagonal, exactly."""
-        check_diagonal(self.jacobian_diagonal, y)
-        return DiagonalFirstOrder(self.jacobian_diagonal)
+        """The exact diagonal, from what is known of it."""
+        if self.jacobian_diagonal is None:
+            return WHOLE_DIAGONAL
+        if isinstance(self.jacobian_diagonal, Stencil):
+            return StencilDiagonal(self.jacobian_diagonal)
+        return GivenDiagonal(self.jacobian_diagonal)
 
 
 class SpectralEK1(Solver):
@@ -193,11 +214,11 @@ class SpectralEK1(Solver):
             component of y. It replaces the matrix ``reaction`` of a linear part that has one; else its
             diagonal is added to ``linear``, where that is damping. Never by default.
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``; with
-            vector=True there is one scale per mode.
+            vector=True there is one γ per mode.
         structure: ``"blockdiagonal"`` (the default) or ``"dense"``, both over modes.
-        spatial: how points hang together a priori, ``mp.Matern(grid, ...)`` or ``mp.GMRF(grid, ...)`` on the
-            grid of ``linear``; for scalar diffusions. It is diagonal in the modes, and costs nothing. One
-            model, or one per component, as for ``mp.EK0``.
+        spatial: how points are correlated in space a priori, ``mp.Matern(grid, ...)`` or
+            ``mp.GMRF(grid, ...)`` on the grid of ``linear``; for scalar diffusions. It is diagonal in the
+            modes, and costs nothing. One covariance, or one per component, as for ``mp.EK0``.
         prior: ``mp.IWP(order)`` by default; or ``mp.IOUP()``, which is exact for the linear part.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
     """
@@ -237,11 +258,6 @@ class SpectralEK1(Solver):
         self.refresh = refresh
         self.diffusion = _diffusion(diffusion)
         self.spatial = _spatial(spatial, self.diffusion)
-        if spatial is not None and not isinstance(linear.basis, Waves):
-            raise ValueError(
-                "SpectralEK1 with a model of space needs the modes of a grid: make linear by mp.Grid(...)"
-                ".diffusion(...) or .operator(...)."
-            )
         why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."
         self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
         if linear.reaction is not None:
@@ -260,24 +276,22 @@ class SpectralEK1(Solver):
 
     @property
     def components(self) -> int:
-        """All of them where a reaction couples them."""
+        """All components, where a reaction couples them."""
         return 1 if self.linear.reaction is None else np.shape(self.linear.reaction)[0]
 
     def check_span(self, span: float | None, kind: Any) -> None:
-        """Of what grows."""
+        """Warn of modes that grow."""
         self.linear.check_span(span, kind)
 
     def space(self, y: Field) -> Space | None:
-        """In modes."""
+        """The spatial covariance in modes."""
         if self.spatial is None:
             return None
-        modes = self.linear.fitted(y).eigenvalues
-        assert isinstance(self.linear.basis, Waves)
-        return Space.in_modes(self.spatial, y, self.linear, modes)
+        return Space.in_modes(self.spatial, y, self.linear, self.linear.fitted(y).eigenvalues)
 
     def linearisation(self, y: Field) -> Linearisation:
-        """The spectrum."""
-        return self.linear.fitted(y, self.refresh)
+        """The linear part."""
+        return SpectralFirstOrder.of(self.linear, y, self.refresh)
 
 
 class EK1(Solver):
@@ -327,7 +341,7 @@ class EK1(Solver):
         self.initialise = _initialise(initialise)
 
     def linearisation(self, y: Field) -> Linearisation:
-        """All of the Jacobian."""
+        """The whole Jacobian."""
         return FIRST_ORDER
 
 
@@ -336,14 +350,12 @@ def _prior(order: int | None, prior: Prior | None, default: int, linear: bool = 
         return IWP(default if order is None else order)
     if not isinstance(prior, Prior):
         raise TypeError(f"prior must be a prior such as mp.IWP(4), got {type(prior).__name__}.")
-    per_unknown = not prior.is_shared
-    is_given = isinstance(prior, IOUP) and prior.rate is not None
-    if per_unknown and not is_given and not linear:
+    if prior.needs_rates and not linear:
         raise ValueError(
             f"{type(prior).__name__} without a rate takes it from the linear part of an equation, which only "
             "mp.SpectralEK1(linear=...) knows: pass rate=..., or use that."
         )
-    if per_unknown and is_given and linear:
+    if linear and not prior.is_shared and not prior.needs_rates:
         raise ValueError(
             "SpectralEK1 works on modes, whose rates are those of linear: use mp.IOUP() without a rate, or "
             "with a single one."
@@ -356,7 +368,7 @@ def _prior(order: int | None, prior: Prior | None, default: int, linear: bool = 
 def _diffusion(diffusion: Diffusion | None) -> Diffusion:
     if diffusion is None:
         return DynamicDiffusion()
-    if not isinstance(diffusion, ConstantDiffusion | DynamicDiffusion):
+    if not isinstance(diffusion, Diffusion):
         raise TypeError(
             f"diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got {diffusion!r}."
         )
@@ -366,8 +378,8 @@ def _diffusion(diffusion: Diffusion | None) -> Diffusion:
 def _spatial(spatial: PyTree[Spatial] | None, diffusion: Diffusion) -> PyTree[Spatial] | None:
     if spatial is not None and diffusion.vector:
         raise ValueError(
-            "A model of space needs a scalar diffusion, Γ = γ² Γ̆: with one γ per unknown, Γ̆ would not be "
-            "what relates them. Use vector=False, or drop spatial."
+            "A spatial covariance needs a scalar diffusion, Γ = γ² Γ̆: with one γ per unknown, Γ̆ would not be "
+            "the covariance between them. Use vector=False, or drop spatial."
         )
     return spatial
 
@@ -375,7 +387,7 @@ def _spatial(spatial: PyTree[Spatial] | None, diffusion: Diffusion) -> PyTree[Sp
 def _no_spatial(spatial: Any, solver: str, why: str) -> None:
     if spatial is not None:
         raise ValueError(
-            f"{solver} has no model of space: {why}, so the covariance is not Γ̆ ⊗ C̆. Use "
+            f"{solver} has no spatial covariance: {why}, so the covariance is not Γ̆ ⊗ C̆. Use "
             "mp.EK0(spatial=...), or mp.SpectralEK1(linear=..., spatial=...) for stiff problems on a grid."
         )
 

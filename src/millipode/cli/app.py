@@ -17,7 +17,7 @@ except ImportError as error:
 from millipode import __version__
 from millipode.cli import catalogue
 from millipode.cli.catalogue import UsageError
-from millipode.progress import Interruption
+from millipode.run.progress import Interruption
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -206,8 +206,8 @@ def reproduce(
     try:
         from tqdm import tqdm
 
-        from millipode.experiments import EXPERIMENTS
-        from millipode.experiments import reproduce as measure
+        from millipode.paper import EXPERIMENTS
+        from millipode.paper import reproduce as measure
     except ImportError as error:
         raise SystemExit(f"reproduce needs more: pip install 'millipode[cli]' ({error}).") from error
     names = list(EXPERIMENTS) if figure is Figure.all else [figure.value]

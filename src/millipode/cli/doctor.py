@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import millipode as mp
-from millipode.experiments.measuring import bandwidth, processor, versions
+from millipode.paper.measuring import bandwidth, processor, versions
 
 PACKAGES = (
     *("millipode", "jax", "jaxlib", "equinox", "jaxtyping", "numpy", "scipy"),

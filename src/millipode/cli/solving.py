@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import millipode as mp
-from millipode import animation, datasets
 from millipode.cli.catalogue import UsageError
-from millipode.experiments.measuring import as_json, versions
-from millipode.plotting import MAX_LINES
+from millipode.paper.measuring import as_json, versions
 from millipode.problems import Problem
+from millipode.view import animation, datasets
+from millipode.view.plotting import MAX_LINES
 
 STEPS = 1000  # up to this many unknowns, all steps are kept unless something else is said
 FRAMES = 60  # of an animation

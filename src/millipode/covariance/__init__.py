@@ -14,8 +14,7 @@ from millipode.covariance.blockdiagonal import BlockDiagonal
 from millipode.covariance.coupled import Coupled
 from millipode.covariance.dense import Dense
 from millipode.covariance.kronecker import Kronecker
-from millipode.covariance.protocol import Covariance, Innovation, Kernel, RootInnovation
-from millipode.jacobians import CoupledJacobian, FullJacobian
+from millipode.covariance.protocol import Covariance, Kernel
 
 STRUCTURES: dict[str, type[Covariance]] = {
     "kronecker": Kronecker,
@@ -24,16 +23,4 @@ STRUCTURES: dict[str, type[Covariance]] = {
     "dense": Dense,
 }
 
-__all__ = [
-    "STRUCTURES",
-    "BlockDiagonal",
-    "Coupled",
-    "CoupledJacobian",
-    "Covariance",
-    "Dense",
-    "FullJacobian",
-    "Innovation",
-    "Kernel",
-    "Kronecker",
-    "RootInnovation",
-]
+__all__ = ["STRUCTURES", "BlockDiagonal", "Coupled", "Covariance", "Dense", "Kernel", "Kronecker"]

@@ -7,69 +7,87 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance import blocks
-from millipode.covariance.protocol import Corrected, Covariance, DiagonalInnovation, Kernel, Numbers, normal
-from millipode.fields import Field, Scale, combine, size
-from millipode.priors import Row, Transition
+from millipode.covariance.innovation import DiagonalInnovation
+from millipode.covariance.observation import BlockObservation, Observation
+from millipode.covariance.protocol import Corrected, Covariance, Kernel, Storage
+from millipode.covariance.transition import Transition
+from millipode.linalg.batches import product
+from millipode.linalg.fields import Coefficient, Field, Row, combine, size
+from millipode.linalg.randomness import Numbers, normal
 
 
 class Kronecker(Covariance):
-    """C = I_d ⊗ RᵀR. The gain is K = I_d ⊗ k, n numbers in all; Jacobians are None or one number."""
+    """C = I_d ⊗ RᵀR. The gain is K = I_d ⊗ k, n numbers in all; F is zero, or one number times the identity.
+
+    Attributes:
+        root: R, (n−1, n).
+    """
 
     root: Float[Array, "k n"]
 
     @classmethod
-    def initial(cls, root: Float[Array, "k n"], scale: Scale, y: Field) -> Self:
-        """One factor; the scale is shared."""
-        return cls(scale * root)
+    def storage(cls, d: int, n: int, components: int) -> Storage:
+        """Next to nothing, whatever d is."""
+        return Storage(n * (n - 1), n * n, 1)
 
-    def process_innovation(self, transition: Transition, jacobian: PyTree, z: Field) -> DiagonalInnovation:
-        """Shared."""
-        return DiagonalInnovation(blocks.process_scale(transition.at(None), jacobian))
+    @classmethod
+    def initial(cls, root: Float[Array, "k n"], gamma: Coefficient, y: Field) -> Self:
+        """One factor; γ is shared."""
+        return cls(gamma * root)
 
-    def process_correction(self, transition: Transition, jacobian: PyTree, z: Field) -> Field:
+    def process_innovation(
+        self, transition: Transition, observation: Observation, z: Field
+    ) -> DiagonalInnovation:
+        """One deviation for all unknowns."""
+        return DiagonalInnovation(blocks.process_std(transition.at(None), _shared(observation, z)))
+
+    def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
         """One number times z."""
-        gain = blocks.process_gain(transition.at(None), jacobian)
+        gain = blocks.process_gain(transition.at(None), _shared(observation, z))
         return jax.tree.map(lambda leaf: gain * leaf, z)
 
-    def correct(self, transition: Transition, scale: Scale, jacobian: PyTree, z: Field) -> Corrected:
+    def correct(
+        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
+    ) -> Corrected:
         """All of it in the right Kronecker factor, O(ν³)."""
-        innovation, gain, root = blocks.correct(self.root, transition.at(None), scale, jacobian)
-        return Corrected(gain, DiagonalInnovation(innovation), Kronecker(root))
+        block = transition.at(None)
+        deviation, gain, root = blocks.correct(self.root, block, gamma, _shared(observation, z))
+        return Corrected(gain, DiagonalInnovation(deviation), Kronecker(root))
 
     def rejected(self, z: Field) -> Corrected:
-        """A zero gain."""
+        """A gain of zero."""
         zero = jnp.zeros_like(self.root[0])
         return Corrected(zero, DiagonalInnovation(zero[0]), self)
 
-    def apply_gain(self, gain: PyTree, z: Field) -> tuple[Field, ...]:
-        """k_q z."""
+    def apply_gain(self, gain: PyTree[Array], z: Field) -> tuple[Field, ...]:
+        """k_q z, for every derivative q."""
         return tuple(jax.tree.map(lambda leaf, q=q: gain[q] * leaf, z) for q in range(gain.shape[0]))
 
-    def std(self, y: Field, row: Row, noise: Scale, scale: Scale) -> Scale:
+    def std(self, y: Field, row: Row, noise: Coefficient, gamma: Coefficient) -> Coefficient:
         """One number for all unknowns."""
-        return blocks.marginal_std(self.root, row, noise, scale)
+        return blocks.marginal_std(self.root, row, noise, gamma)
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """Derivative-major: RᵀR ⊗ I_d."""
+        """RᵀR ⊗ I_d, derivative by derivative."""
         return jnp.kron(self.root.T @ self.root, jnp.eye(size(y), dtype=self.root.dtype))
 
-    def predict(self, transition: Transition, scale: Scale, y: Field) -> Self:
+    def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
         """One QR for all unknowns."""
-        return type(self)(blocks.predict(self.root, transition.at(None), scale))
+        return type(self)(blocks.predict(self.root, transition.at(None), gamma))
 
-    def backward(self, transition: Transition, scale: Scale, y: Field) -> "KroneckerKernel":
+    def backward(self, transition: Transition, gamma: Coefficient, y: Field) -> "KroneckerKernel":
         """One QR for all unknowns."""
-        gain, noise = blocks.backward(self.root, transition.at(None), scale)
+        gain, noise = blocks.backward(self.root, transition.at(None), gamma)
         return KroneckerKernel(gain, Kronecker(noise))
 
     def identity(self) -> "KroneckerKernel":
-        """G = I."""
+        """The gain I, without noise."""
         n = self.root.shape[1]
         one = jnp.eye(n, dtype=self.root.dtype)
         return KroneckerKernel(one, Kronecker(jnp.zeros_like(one)))
 
     def square(self) -> Self:
-        """Zero rows added."""
+        """Zero rows are added."""
         return type(self)(blocks.square(self.root))
 
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
@@ -92,16 +110,21 @@ class KroneckerKernel(Kernel):
 
     def compose(self, other: "KroneckerKernel") -> "KroneckerKernel":
         """In the right Kronecker factor."""
-        return KroneckerKernel(blocks.product(self.gain, other.gain), self.push(other.noise))
+        return KroneckerKernel(product(self.gain, other.gain), self.push(other.noise))
 
     def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
         """Σ_j g_qj Y_j."""
         return tuple(combine(row, fields) for row in self.gain)
 
-    def through(self, gain: PyTree) -> PyTree:
-        """G k."""
+    def through(self, gain: PyTree[Array]) -> PyTree[Array]:
+        """The product g k."""
         return jnp.sum(self.gain * gain, axis=1)
 
     def after(self, transition: Transition) -> "KroneckerKernel":
-        """G Φ."""
-        return KroneckerKernel(blocks.product(self.gain, transition.at(None).matrix), self.noise)
+        """The product g Φ."""
+        return KroneckerKernel(product(self.gain, transition.at(None).matrix), self.noise)
+
+
+def _shared(observation: Observation, z: Field) -> BlockObservation:
+    """The row of H that all unknowns share."""
+    return BlockObservation(observation.rows(z)[0])

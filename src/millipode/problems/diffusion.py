@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from millipode.grids import Grid
+from millipode.pde.grids import Grid
 from millipode.problems.problem import Problem
 
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from millipode.grids import Grid
-from millipode.linearise import Stencil
+from millipode.model.stencil import Stencil
+from millipode.pde.grids import Grid
 from millipode.problems.problem import JacobianDiagonal, Problem
 
 

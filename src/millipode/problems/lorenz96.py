@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from millipode.linearise import Stencil
+from millipode.model.stencil import Stencil
 from millipode.problems.problem import JacobianDiagonal, Problem
 
 

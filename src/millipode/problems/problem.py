@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, PyTree
 
-from millipode.grids import Grid
-from millipode.linearise import Stencil
-from millipode.spectral import Linear
+from millipode.model.stencil import Stencil
+from millipode.pde.grids import Grid
+from millipode.pde.linear import Linear
 
 
 class Problem(NamedTuple):

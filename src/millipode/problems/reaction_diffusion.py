@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from millipode.grids import Boundary, Grid
-from millipode.linearise import Stencil
+from millipode.model.stencil import Stencil
+from millipode.pde.grids import Boundary, Grid
+from millipode.pde.linear import Linear
 from millipode.problems.problem import JacobianDiagonal, Problem
-from millipode.spectral import Linear
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import numpy as np
 from jax.experimental import sparse
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode.grids import Grid
+from millipode.pde.grids import Grid
 from millipode.spatial.matern import Stationary, check_grid
-from millipode.spatial.protocol import Spatial, as_positive, stored
+from millipode.spatial.protocol import Spatial, as_positive
+from millipode.xla.ordering import stored
 
 # Up to this many points, variances are computed one by one.
 EXACT = 4096

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode.basis import Waves
-from millipode.grids import Grid
-from millipode.spatial.protocol import Spatial, as_positive, stored
+from millipode.pde.grids import Grid
+from millipode.pde.linear import Linear
+from millipode.spatial.protocol import Spatial, as_positive
+from millipode.xla.ordering import stored
 
 # How many numbers a table of theta functions may have.
 PIECE = 2**18
@@ -60,13 +61,17 @@ class Stationary(Spatial):
         """−Σ log of the precisions."""
         return -jnp.sum(jnp.log(self.precision))
 
-    def spectrum(self, waves: Waves) -> Array:
-        """The inverse of the precisions."""
-        basis = self.grid.basis
-        if waves != basis:
+    def spectrum(self, linear: Linear) -> Array:
+        """The inverse of the precisions, on the same grid."""
+        if linear.basis != self.grid.basis:
             raise ValueError(
-                f"spatial lives on a grid of shape {basis.shape} with {basis.kinds} waves, but linear on one "
-                f"of shape {waves.shape} with {waves.kinds} waves. Make both from the same mp.Grid."
+                f"spatial lives on the modes of {self.grid.basis}, but linear on those of {linear.basis}. "
+                "Make both from the same mp.Grid."
+            )
+        if linear.lengths not in (None, self.grid.lengths):
+            raise ValueError(
+                f"spatial lives on a grid with sides of length {self.grid.lengths}, but linear on one with "
+                f"{linear.lengths}. Make both from the same mp.Grid."
             )
         return 1 / self.precision
 

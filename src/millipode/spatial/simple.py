@@ -10,7 +10,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode.basis import Waves
+from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Spatial
 
 
@@ -39,9 +39,12 @@ class Identity(Spatial):
         """0."""
         return jnp.zeros(())
 
-    def spectrum(self, waves: Waves) -> Array:
-        """1."""
-        return jnp.ones(waves.arranged(np.zeros(self.shape)).shape)
+    def spectrum(self, linear: Linear) -> Array:
+        """1 for every mode."""
+        modes = jax.eval_shape(
+            linear.basis.to_modes, jax.ShapeDtypeStruct(self.shape, jnp.result_type(float))
+        )
+        return jnp.ones(modes.shape)
 
 
 class Dense(Spatial):

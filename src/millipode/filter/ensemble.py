@@ -1,0 +1,162 @@
+"""Ensemble members of the filter's error: what users ask for, and what is carried from step to step.
+
+``members`` has the mathematics.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from millipode.covariance.kronecker import Kronecker
+from millipode.linalg.fields import Field, size
+from millipode.linalg.randomness import as_key
+
+# Members are noisy by themselves: more digits would cost time and memory, and add no information.
+KIND = jnp.float32
+# This many numbers are moved at once: members of small problems together, those of large ones one by one.
+TOGETHER = 2**19
+# There are at most this many chunks, because each is a program of its own to compile.
+CHUNKS = 32
+
+
+class Transported(eqx.Module):
+    """Uncertainty that knows how the ODE amplifies errors, for ``mp.solve(..., uncertainty=...)``.
+
+    An ensemble of errors of the filter is carried along beside the mean, with the true Jacobian (one JVP of f
+    per ensemble member and step). ``sol.std`` is the spread of the members, ``sol.members`` has the members
+    themselves, and ``sol.filter_std`` is the filter's own standard deviation. The mean and the steps do not
+    change.
+
+    Args:
+        members: how many, at least 2. The relative error of their spread is about 1/√(2·members).
+        key: for the random numbers; ``jax.random.key(0)`` by default. The same key gives the same members.
+        noise: ``"defect"`` (the steps' own defects, which persist as far as residuals do), or ``"white"``
+            (the prior's noise, independent in every step: with it, and a dense EK1, members have the
+            filter's own covariance).
+        chunk: how many members are moved at once; automatic by default, and one if they are large.
+        sharding: of an array with the members' axis in front, to spread members over devices.
+
+    >>> import jax.numpy as jnp, millipode as mp
+    >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0), uncertainty=mp.Transported(members=8))
+    >>> sol.members.shape == (8, *sol.mean.shape), sol.std.shape == sol.mean.shape
+    (True, True)
+    """
+
+    members: int = eqx.field(static=True)
+    key: Any
+    noise: Literal["defect", "white"] = eqx.field(static=True)
+    chunk: int | None = eqx.field(static=True)
+    sharding: Any = eqx.field(static=True)
+
+    def __init__(
+        self,
+        members: int = 16,
+        key: Array | None = None,
+        noise: Literal["defect", "white"] = "defect",
+        chunk: int | None = None,
+        sharding: Any = None,
+    ):
+        self.members = _count(members, "members", 2)
+        # As plain numbers, which can be traced, hashed and saved like all others.
+        key = as_key(jax.random.key(0) if key is None else key, "Transported: key")
+        self.key = jax.random.key_data(key)
+        if noise not in ("defect", "white"):
+            raise ValueError(f"Transported: noise must be 'defect' or 'white', got {noise!r}.")
+        self.noise = noise
+        self.chunk = None if chunk is None else _count(chunk, "chunk", 1)
+        if self.chunk is not None and self.members % self.chunk:
+            raise ValueError(f"Transported: chunk must divide members = {members}, got {chunk}.")
+        if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
+            raise TypeError(f"Transported: sharding must be a jax.sharding.Sharding, got {sharding!r}.")
+        self.sharding = sharding
+
+    def at_once(self, y: Field) -> int:
+        """How many members to move at once: all of them, if they are spread over devices."""
+        if self.chunk is not None:
+            return self.chunk
+        if self.sharding is not None:
+            return self.members
+        divisors = [k for k in range(1, self.members + 1) if self.members % k == 0]
+        least = next(k for k in divisors if self.members <= k * CHUNKS)
+        return max((k for k in divisors if k * size(y) <= TOGETHER), default=least)
+
+
+def _count(number: Any, name: str, least: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise TypeError(f"Transported: {name} must be an integer, got {number!r}.")
+    if number < least:
+        raise ValueError(f"Transported: {name} must be at least {least}, got {number}.")
+    return int(number)
+
+
+class Lag(NamedTuple):
+    """The error of an EK0 per unit of a constant c, and the filter that makes it.
+
+    Its residual would be H (Φ ``error`` + v), of which H v is information from this step, and the rest a
+    response to earlier steps.
+    """
+
+    filter: Kronecker
+    error: Float[Array, " n"]
+
+
+class Defect(NamedTuple):
+    """What the prediction of a step has missed, as it is carried from one step to the next.
+
+    Attributes:
+        latest: c v₁ of the last step alone, in the units of a residual.
+        mean: that of the last two steps, weighted by their lengths.
+        square: the sum of its squares.
+        unit: v₁ of the last step; 0 before the first one.
+        h: the last step; 0 before the first one.
+        persistent: the part of the multipliers m that persists.
+        lag: tells which share of a residual is information from this step.
+    """
+
+    latest: Field
+    mean: Field
+    square: Array
+    unit: Array
+    h: Array
+    persistent: Float[Array, " s"]
+    lag: Lag
+
+
+class Members(NamedTuple):
+    """The ensemble, as it is carried from step to step.
+
+    Attributes:
+        chunks: e, some members at a time: one field per field of the prior's state, members in front. Field q
+            is in units of time^−q, so that it has a size that ``KIND`` can hold.
+        time: the unit of time.
+        steps: the number of steps that they have made, for the random numbers.
+        defect: of the last step, unless the noise is white.
+    """
+
+    chunks: tuple[tuple[Field, ...], ...]
+    time: Array
+    steps: Int[Array, ""]
+    defect: Defect | None
+
+    @property
+    def of_y(self) -> Field:
+        """All members of the error of y."""
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *(chunk[0] for chunk in self.chunks))
+
+
+class Drive(NamedTuple):
+    """What moves the members in one step.
+
+    Attributes:
+        key: for random numbers.
+        defect: what the step has missed; None if the noise is white.
+        multiplier: m, one number per member; None if the noise is white.
+    """
+
+    key: Array
+    defect: Defect | None = None
+    multiplier: Float[Array, " s"] | None = None

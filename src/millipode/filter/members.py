@@ -1,0 +1,296 @@
+"""Honest uncertainty: an ensemble of the filter's errors, transported by the true Jacobian.
+
+For any gain K the error e = x − m of a filter obeys, to first order,
+
+    e ← (I − K H)(Φ e + w),
+
+with the true linearisation H of the information operator, whatever the filter itself knows of it; w is what
+the prior's extrapolation misses in a step. A few *ensemble members* e are carried along beside the mean, each
+for one JVP per step. They know therefore how the ODE amplifies early errors, and their spread is a standard
+deviation at the cost O(S d).
+
+What is w? ``noise="white"`` is the prior's own answer, w ~ N(0, γ² Σ(h)), independent in every step. But
+solutions of ODEs are smooth: a step misses w = c v(h), where c is the next derivative of y and v(h) its
+Taylor remainder, and c hardly changes from one step to the next. The residual z = −H(Φ e + w) reveals it,
+except for two responses to earlier steps, by way of e. A steady one has a known share of z, which a filter
+that is given c = 1 throughout can tell (the ``Lag``). One that flickers, changing sign from one step to the
+next as it does at the limit of stability, drops out of a mean over two steps. So ``noise="defect"`` drives
+member s with
+
+    w = m_s c v(h),    c = the mean over two steps of −α (H v)⁻¹ z,
+
+and random numbers m_s that persist from step to step as far as c does. Errors of smooth solutions then add
+up with their signs, as they do in truth, and those of rough ones like independent numbers.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from millipode.covariance.kronecker import Kronecker
+from millipode.covariance.observation import Observation
+from millipode.filter.ensemble import KIND, Defect, Drive, Lag, Members, Transported
+from millipode.filter.moving import moved
+from millipode.filter.state import Attempt, Filter, State
+from millipode.linalg.fields import (
+    Coefficient,
+    Field,
+    Row,
+    combine,
+    dtype,
+    map_leaves,
+    safe_divide,
+    safe_sqrt,
+    total,
+)
+from millipode.linalg.jacobians import ZeroJacobian
+from millipode.linalg.randomness import signs
+from millipode.model.noise import noise_of
+from millipode.model.priors.iwp import IWP, powers
+from millipode.xla.autodiff import while_loop
+from millipode.xla.ordering import Token, after, after_in_branch
+
+
+def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Members:
+    """The ensemble at t₀, where only derivatives may have an error.
+
+    Args:
+        model: the filter.
+        state: at t₀.
+        local: γ̂ at t₀.
+        time: the unit of time, of the size of a step.
+    """
+    plan, y, covariance = _plan(model), state.mean[0], state.covariance
+    key = jax.random.wrap_key_data(plan.key)
+    keys = jax.random.split(jax.random.fold_in(key, 0), plan.members)
+
+    def draw(key: Array) -> tuple[Field, ...]:
+        fields = tuple(_correlated(model, x) for x in covariance.draw(key, y, signs))
+        if plan.noise == "defect" and not model.diffusion.is_dynamic:
+            fields = tuple(map_leaves(jnp.multiply, x, local) for x in fields)
+        return tuple(
+            jax.tree.map(lambda leaf, c=c: (c * leaf).astype(KIND), x)
+            for c, x in zip(powers(time, len(fields)), fields, strict=True)
+        )
+
+    chunks = tuple(jax.vmap(draw)(some) for some in keys.reshape(-1, plan.at_once(y)))
+    if plan.sharding is not None:
+        chunks = jax.tree.map(lambda x: lax.with_sharding_constraint(x, plan.sharding), chunks)
+    steps = jnp.zeros((), jnp.int32)
+    if plan.noise == "white":
+        return Members(chunks, time, steps, None)
+    n, kind = model.prior.order + 1, dtype(y)
+    lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
+    persistent = _balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), kind))
+    nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, KIND), y), jnp.zeros((), kind)
+    defect = Defect(nothing, nothing, jnp.zeros((), float), zero, zero, persistent, lag)
+    return Members(chunks, time, steps, defect)
+
+
+def _plan(model: Filter) -> Transported:
+    assert model.uncertainty is not None
+    return model.uncertainty
+
+
+def _correlated(model: Filter, white: Field) -> Field:
+    return white if model.space is None else model.space.correlate(white)
+
+
+def _balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
+    """Numbers with a mean square of 1, so that one persistent defect has the right spread for any S."""
+    return x * lax.rsqrt(jnp.mean(x**2))
+
+
+def drive(model: Filter, members: Members, a: Attempt) -> Drive:
+    """What an attempted step does to the members, from its residual."""
+    plan, h = _plan(model), a.prediction.h
+    key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + members.steps)
+    if plan.noise == "white":
+        return Drive(key)
+    assert members.defect is not None
+    before = members.defect
+    share, lag = _informative_share(model.prior.order, before.lag, h)
+    v = model.prior.remainder(h)
+    explained = a.residual.observation.explain(a.residual.z, (v[0], v[1]))
+    ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
+    weight = h / (h + before.h)
+    new = jax.tree.map(lambda x: jnp.where(a.accept, -share * x, 0), explained)  # NaN if rejected
+    mean = jax.tree.map(lambda x, y: weight * x + (1 - weight) * ratio * y, new, before.latest)
+    latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
+    unit = lax.rsqrt(jnp.where(before.square > 0, before.square, 1)).astype(KIND)
+    square, inner = _inner(mean, mean, unit), _inner(mean, before.mean, unit)
+    rho = safe_divide(inner, safe_sqrt(square) * safe_sqrt(before.square))
+    rho = jnp.clip(rho, 0, 1).astype(before.persistent.dtype)
+    rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
+    fresh = jax.random.normal(key, (2, plan.members), rho.dtype)
+    rest = safe_sqrt(1 - rho**2)
+    persistent = _balanced(rho * before.persistent + rest * fresh[0])
+    multiplier = persistent + rest * _balanced(fresh[1])
+    return Drive(key, Defect(latest, mean, square, v[1], h, persistent, lag), multiplier)
+
+
+def _informative_share(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
+    """The share α of a residual that is information from this step, for a constant c; and the next lag."""
+    prior = IWP(order)
+    transition, v = prior.transition(h), jnp.stack(prior.remainder(h))
+    error = jnp.sum(transition.matrix * lag.error, axis=1) + v
+    corrected = lag.filter.correct(transition, jnp.ones_like(h), Observation(ZeroJacobian()), error[1])
+    assert isinstance(corrected.covariance, Kronecker)
+    share = jnp.where(error[1] > 0, safe_divide(v[1], error[1]), 1)
+    return share, Lag(corrected.covariance, error - corrected.gain * error[1])
+
+
+def _inner(x: Field, y: Field, unit: Array) -> Array:
+    """Σ_i x_i y_i, added up in double precision if there is any, in units in which no product underflows."""
+    products = jax.tree.map(lambda a, b: jnp.sum((unit * a) * (unit * b), dtype=float), x, y)
+    return total(products) / unit.astype(float) ** 2
+
+
+def _defect(given: Drive, s: Array, v: Coefficient) -> Field:
+    """One field of w for member s, from the entry of v(h) that belongs to it."""
+    assert given.multiplier is not None
+    assert given.defect is not None
+    m = given.multiplier[s] / given.defect.unit
+    return map_leaves(lambda g, v: (m * v).astype(KIND) * g, given.defect.mean, v)
+
+
+def _in_units(row: Row, time: Sequence[Array], unit: ArrayLike = 1) -> Row:
+    """A row of Φ for fields in units of time^−q, with a result in this ``unit``."""
+    return tuple(
+        None if p is None else jax.tree.map(lambda x, c=unit / c: (c * x).astype(KIND), p)
+        for p, c in zip(row, time, strict=True)
+    )
+
+
+def between(model: Filter, state: State, a: Attempt, h: Array) -> Field:
+    """The members of y within an attempted step, a time h after its start."""
+    given, members, y = a.drive, state.members, state.mean[0]
+    assert given is not None
+    assert members is not None
+    row, variance = model.prior.marginal(h)
+    time = powers(members.time, len(row))
+    row = _in_units(row, time)
+    v = model.prior.remainder(h)[0]
+
+    def one(error: tuple[Field, ...], s: Array) -> Field:
+        if given.defect is not None:
+            w = _defect(given, s, v)
+        else:
+            noise = jax.tree.map(lambda x: x[0], signs(jax.random.fold_in(given.key, s), y, 1))
+            std = jax.tree.map(safe_sqrt, variance)
+            w = map_leaves(lambda x, t, c: t * c * x, _correlated(model, noise), std, a.calibration.gamma)
+        return jax.tree.map(lambda x, y: (x + y).astype(KIND), combine(row, error), w)
+
+    parts, start = [], 0
+    for chunk in members.chunks:
+        parts.append(jax.vmap(one)(chunk, start + jnp.arange(_length(chunk))))
+        start += _length(chunk)
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+def advance(model: Filter, state: State, a: Attempt, gain: PyTree[Array], reverse: bool) -> Members:
+    """Move all members by an accepted step; after a rejected one return them as they are, at no cost.
+
+    A loop of at most one turn, because that happens in place and a conditional would copy.
+    """
+    members, given = state.members, a.drive
+    assert members is not None
+    assert given is not None
+
+    def turn(carry: tuple) -> tuple:
+        chunks, pending = carry
+        move = _moving(model, state, a, gain, pending)
+        done, start, token = [], 0, Token(jnp.zeros((), a.prediction.h.dtype))
+        for chunk in chunks:
+            # One after the other, so that intermediate results stay in the cache.
+            new, token = move(chunk, start + jnp.arange(_length(chunk)), token)
+            done.append(new)
+            start += _length(chunk)
+        return tuple(done), jnp.zeros_like(pending)
+
+    chunks, _ = while_loop(
+        lambda carry: carry[1], turn, (members.chunks, a.accept), reverse=reverse, max_steps=1
+    )
+    defect = jax.tree.map(lambda x, y: jnp.where(a.accept, x, y), given.defect, members.defect)
+    steps = members.steps + a.accept.astype(members.steps.dtype)
+    return Members(chunks, members.time, steps, defect)
+
+
+def _length(chunk: tuple[Field, ...]) -> int:
+    return jax.tree.leaves(chunk)[0].shape[0]
+
+
+# (errors of a chunk, their numbers, a token to wait for) → the moved errors, and a token that waits for them.
+Moving = Callable[[tuple[Field, ...], Array, Token], tuple[tuple[Field, ...], Token]]
+
+
+def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pending: Array) -> Moving:
+    """The recursion for a chunk of members, with f linearised once for all of them."""
+    prior, p, y, covariance = model.prior, a.prediction, state.mean[0], state.covariance
+    assert state.members is not None
+    phi = p.transition.phi
+    time = powers(state.members.time, len(phi))
+    observation = model.information.exactly(p.t, p.y, prior.drift)
+    drawn = _noise(model, state, a)
+    rows = tuple(_in_units(row, time) for row in phi[:2])
+    in_units = tuple(_in_units(row, time, c) for row, c in zip(phi, time, strict=True))
+    wait_for = after_in_branch(pending)
+
+    def predicted(q: int, error: tuple[Field, ...], s: Array, token: Token) -> Field:
+        """Field q of Φ e + w."""
+        x = jax.tree.map(jnp.add, combine(rows[q], error), drawn(q, s, 1 + token.zero))
+        return jax.tree.map(lambda leaf: leaf.astype(KIND), x)
+
+    def residual(first: Field, second: Field) -> Field:
+        first, second = jax.tree.map(lambda x: x.astype(dtype(y)), (first, second))
+        return jax.tree.map(lambda x: x.astype(KIND), observation.of(first, second))
+
+    def shifts(z: Field, s: Array) -> tuple[Field, ...]:
+        """What to subtract from the first two rows of Φ e + w, and from Φ e for all others."""
+        found = []
+        for q, shift in enumerate(covariance.apply_gain(gain, z)):
+            x = jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(KIND), shift)
+            found.append(x if q < 2 else jax.tree.map(jnp.subtract, x, drawn(q, s, time[q])))
+        return tuple(found)
+
+    def move(chunk: tuple[Field, ...], numbers: Array, token: Token) -> tuple[tuple[Field, ...], Token]:
+        each = _alone if _length(chunk) == 1 else jax.vmap
+        first, second = (each(functools.partial(predicted, q, token=token))(chunk, numbers) for q in range(2))
+        # In a branch, because what enters and leaves it is stored, and not computed again wherever it is
+        # used.
+        z = lax.cond(pending, each(residual), lambda *x: jax.tree.map(jnp.zeros_like, x[1]), first, second)
+        starts = first, jax.tree.map(lambda x: time[1].astype(KIND) * x, second)
+        new = moved(starts, in_units, chunk, each(shifts)(z, numbers), after(z), wait_for)
+        return new, Token(wait_for(jax.tree.leaves(new)[-1]).zero.astype(p.h.dtype))
+
+    return move
+
+
+def _noise(model: Filter, state: State, a: Attempt) -> Callable[[int, Array, ArrayLike], Field]:
+    """A function (q, s, unit) → field q of w for member s, times the unit."""
+    h, y, given = a.prediction.h, state.mean[0], a.drive
+    assert given is not None
+    if given.defect is not None:
+        remainder = model.prior.remainder(h)
+        return lambda q, s, unit: _defect(given, s, jax.tree.map(lambda v: unit * v, remainder[q]))
+    noise = noise_of(model.prior, h, state.covariance, y)
+
+    def white(q: int, s: Array, unit: ArrayLike) -> Field:
+        field = _correlated(model, noise.draw(jax.random.fold_in(given.key, s), y, signs)[q])
+        return map_leaves(lambda x, c: unit * c * x, field, a.calibration.gamma)
+
+    return white
+
+
+def _alone(function: Callable) -> Callable:
+    """``jax.vmap`` over an axis of length one, without a trace of it in the compiled program."""
+
+    def call(*args: Any) -> Any:
+        return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], args)))
+
+    return call

@@ -1,0 +1,150 @@
+"""The parts of a filter, its state, and the results of the phases of a step."""
+
+from typing import NamedTuple
+
+from jaxtyping import Array, PyTree
+
+from millipode.covariance.innovation import Innovation
+from millipode.covariance.protocol import Covariance
+from millipode.covariance.transition import Transition
+from millipode.filter.calibration import Diffusion
+from millipode.filter.control import weights
+from millipode.filter.ensemble import Drive, Members, Transported
+from millipode.linalg.fields import Coefficient, Field
+from millipode.model.information import InformationOperator, Residual
+from millipode.model.priors.protocol import Prior
+from millipode.pde.bases import Basis
+from millipode.spatial.space import Space
+
+
+class Tolerances(NamedTuple):
+    """rtol and atol, each a number or a field."""
+
+    rtol: Coefficient
+    atol: Coefficient
+
+    def weights(self, y: Field, other: Field | None = None) -> Field:
+        """The size of an error that is just tolerated, per unknown; see ``control.weights``."""
+        return weights(y, self.rtol, self.atol, other)
+
+
+class Filter(NamedTuple):
+    """The parts of an ODE filter, put together for one problem.
+
+    Attributes:
+        information: what the ODE says of a state.
+        prior: what is assumed of the solution beforehand.
+        diffusion: how γ is calibrated.
+        tolerances: what error is tolerated.
+        space: Γ̆, in the basis of the information operator; None for the identity.
+        uncertainty: the ensemble that is to be carried along, if any.
+    """
+
+    information: InformationOperator
+    prior: Prior
+    diffusion: Diffusion
+    tolerances: Tolerances
+    space: Space | None = None
+    uncertainty: Transported | None = None
+
+    @property
+    def basis(self) -> Basis:
+        """The basis in which all fields of the filter are expressed."""
+        return self.information.basis
+
+    @property
+    def sign(self) -> Array:
+        """+1, or −1 where the user integrates backwards."""
+        return self.information.sign
+
+    def dynamic(self, gamma: Coefficient) -> Coefficient | None:
+        """The γ of a step, if it is to be saved with that step; None if there is one γ for all of them."""
+        return gamma if self.diffusion.is_dynamic else None
+
+
+class State(NamedTuple):
+    """N(mean, covariance) at time t, and the sums over all steps so far that calibrate it.
+
+    Attributes:
+        t: the time.
+        mean: of the prior's state, y first; one field per derivative.
+        covariance: of the same, under the filter's own γ.
+        calibration: the diffusion's accumulator.
+        quadratic: Σ_n z_nᵀ S_n⁻¹ z_n.
+        log_det: Σ_n log det S_n.
+        rank: the number of directions in that determinant.
+        memory: of the information operator.
+        members: the ensemble of errors, if there is one.
+    """
+
+    t: Array
+    mean: tuple[Field, ...]
+    covariance: Covariance
+    calibration: Coefficient
+    quadratic: Array
+    log_det: Array
+    rank: Array
+    memory: PyTree[Array]
+    members: Members | None = None
+
+
+class Prediction(NamedTuple):
+    """A state, extrapolated.
+
+    Attributes:
+        t: the time at the end of the step.
+        h: the length of the step.
+        transition: Φ and Σ.
+        y: E₀ m⁻, the predicted y.
+        slope: E₁ m⁻.
+    """
+
+    t: Array
+    h: Array
+    transition: Transition
+    y: Field
+    slope: Field
+
+
+class Calibration(NamedTuple):
+    """What a residual says of γ.
+
+    Attributes:
+        local: γ̂, the quasi-MLE of this step alone.
+        gamma: the γ that the filter runs with.
+        process: N(0, H Σ Hᵀ), with the spatial covariance.
+        form: zᵀ Γ̆⁻¹ z, if there is a spatial covariance.
+    """
+
+    local: Coefficient
+    gamma: Coefficient
+    process: Innovation
+    form: Array | None
+
+
+class Attempt(NamedTuple):
+    """A step that has been judged, but is not yet taken.
+
+    Attributes:
+        prediction: the extrapolated state.
+        residual: z and H there.
+        calibration: γ.
+        error: the estimate of the local error, in units of the tolerance.
+        accept: whether the step will be taken.
+        drive: what moves ensemble members, if there are any.
+    """
+
+    prediction: Prediction
+    residual: Residual
+    calibration: Calibration
+    error: Array
+    accept: Array
+    drive: Drive | None = None
+
+
+class Taken(NamedTuple):
+    """The state after a step, and the correction K z that led to it; zero if the step was rejected."""
+
+    state: State
+    gain: PyTree[Array]
+    z: Field

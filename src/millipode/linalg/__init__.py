@@ -1,0 +1,1 @@
+"""Linear algebra that knows nothing of filters: fields, Jacobians, square roots, fractions."""

@@ -1,0 +1,155 @@
+"""What a filter knows of the Jacobian of f: nothing, its diagonal, or all of it."""
+
+import abc
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from millipode.linalg.fields import Field, size
+from millipode.linalg.jacobians import DenseJacobian, DiagonalJacobian, Jacobian, ZeroJacobian
+from millipode.model.stencil import Stencil
+from millipode.model.vector_field import VectorField
+from millipode.pde.bases import Basis, Identity
+
+# Up to this many unknowns the diagonal of an undeclared Jacobian is read off the whole of it.
+SMALL = 512
+IDENTITY = Identity()
+
+
+class Linearisation(eqx.Module):
+    """How f is linearised at the predicted mean, and the basis in which the filter works for that.
+
+    To write your own, derive from this class (an ``equinox.Module``) and write ``__call__``; return it from
+    the method ``linearisation`` of a ``millipode.solvers.Solver``.
+    """
+
+    @property
+    def basis(self) -> Basis:
+        """The basis in which the filter's fields are expressed."""
+        return IDENTITY
+
+    @property
+    def rates(self) -> Field | None:
+        """The diagonal of F in user time, like the modes, if it is the same at all times; else None."""
+        return None
+
+    def memory(self) -> PyTree[Array]:
+        """What the linearisation carries from step to step, as it is at the beginning."""
+        return ()
+
+    def refreshed(self, field: VectorField, t: Array, y: Field, memory: PyTree[Array]) -> PyTree[Array]:
+        """The memory for a step to (t, y), from that of the step before; kept if the step is accepted."""
+        return memory
+
+    def check(self, field: VectorField, t: Array, y: Field) -> None:
+        """Raise if this linearisation does not suit a problem with a state like y."""
+
+    def closed(self, field: VectorField, t: Array, y: Field) -> "Linearisation":
+        """The same, with tracers that its functions close over in the open; see ``VectorField.closed``."""
+        return self
+
+    @abc.abstractmethod
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, Jacobian]:
+        """f(t, y), and F.
+
+        Args:
+            field: f, in the filter's own time. Multiply a Jacobian in user time with ``field.sign``.
+            t: the user's time, a number.
+            y: the predicted mean, in modes of ``basis``.
+            memory: what ``refreshed`` returned for this step.
+        """
+
+
+class ZerothOrder(Linearisation):
+    """F = 0, the EK0."""
+
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, ZeroJacobian]:
+        """One evaluation of f."""
+        return field(t, y), ZeroJacobian()
+
+
+class FirstOrder(Linearisation):
+    """F = ∇f, the EK1."""
+
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, DenseJacobian]:
+        """One evaluation of f, and one JVP per unknown."""
+        return field(t, y), DenseJacobian(_jacobian(field, t, y))
+
+
+class WholeDiagonal(Linearisation):
+    """F = diag(∇f), read off the whole Jacobian: for small problems."""
+
+    def check(self, field: VectorField, t: Array, y: Field) -> None:
+        """Refuse one JVP per unknown on a large problem."""
+        if size(y) > SMALL:
+            raise ValueError(
+                f"DiagonalEK1 needs the diagonal of the Jacobian, and without more information that "
+                f"takes one JVP per unknown: {size(y)} here, {SMALL} at most. Pass "
+                "jacobian_diagonal=callable (same signature as f, returns a y-shaped diagonal), or "
+                "jacobian_diagonal=mp.Stencil(axes=..., radius=...) for a stencil on a grid, or use "
+                "mp.EK0, which needs no Jacobian."
+            )
+
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, DiagonalJacobian]:
+        """One evaluation of f, and one JVP per unknown."""
+        _, unravel = ravel_pytree(y)
+        return field(t, y), DiagonalJacobian(unravel(jnp.diagonal(_jacobian(field, t, y))))
+
+
+class StencilDiagonal(Linearisation):
+    """F = diag(∇f), from a few JVPs for a declared stencil."""
+
+    stencil: Stencil
+
+    def check(self, field: VectorField, t: Array, y: Field) -> None:
+        """The axes of the stencil must exist in every leaf."""
+        for leaf in jax.tree.leaves(y):
+            self.stencil.colours(leaf.shape)
+
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, DiagonalJacobian]:
+        """One evaluation of f, and one JVP per colour."""
+        value, diagonal = self.stencil.diagonal(field, t, y)
+        return value, DiagonalJacobian(diagonal)
+
+
+class GivenDiagonal(Linearisation):
+    """F = diag(∇f), from a function of the user's.
+
+    Attributes:
+        function: has the signature of f, and returns the diagonal of ∂f/∂y, like y.
+    """
+
+    function: Callable
+
+    def check(self, field: VectorField, t: Array, y: Field) -> None:
+        """The function must return something like y."""
+        field.check(self.function, "jacobian_diagonal", t, y)
+
+    def closed(self, field: VectorField, t: Array, y: Field) -> "GivenDiagonal":
+        """As for f."""
+        return GivenDiagonal(field.closed(self.function, t, y))
+
+    def __call__(
+        self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
+    ) -> tuple[Field, DiagonalJacobian]:
+        """One evaluation of each function."""
+        return field(t, y), DiagonalJacobian(field.signed(self.function, t, y))
+
+
+def _jacobian(field: VectorField, t: Array, y: Field) -> Float[Array, "d d"]:
+    flat, unravel = ravel_pytree(y)
+    return jax.jacfwd(lambda x: ravel_pytree(field(t, unravel(x)))[0])(flat)

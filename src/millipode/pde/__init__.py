@@ -1,0 +1,1 @@
+"""Discretised PDEs on regular grids: stencils, bases, linear parts. Nothing here knows of filters."""

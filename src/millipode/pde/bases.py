@@ -1,0 +1,312 @@
+"""Orthonormal bases in which Laplacians on regular grids are diagonal: cosine, sine, Fourier.
+
+The paper's Proposition 2 holds in any orthonormal basis V: the filter for ŷ = Vᵀy is the same model. Along
+each axis the basis vectors are sampled waves, and each transform is one real FFT of permuted data (Makhoul
+1980), whose half spectrum of complex numbers is stored as real ones: cos_k at position k, sin_k at n − k.
+
+Axes are transformed one after the other, always the last one, with a rotation of the axes in between. Modes
+stay in the order of axes in which that leaves them, which is nobody's business but this module's.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from millipode.linalg.fields import Field, safe_sqrt
+
+Kind = Literal["cosine", "sine", "fourier"]
+
+
+class Basis(eqx.Module):
+    """An orthonormal basis V of fields: ``to_modes`` is Vᵀ, ``from_modes`` is V.
+
+    To write your own, derive from this class (an ``equinox.Module``) and write the three abstract methods, in
+    JAX operations. They are called with fields like y and with their coefficients ("modes"), without any
+    further axes; batches are handled outside, by ``jax.vmap``.
+
+    Attributes:
+        is_trivial: whether V = I, so that modes are unknowns and transforms can be left out.
+    """
+
+    is_trivial: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def to_modes(self, y: Field) -> Field:
+        """The coefficients Vᵀy of a field; they may have another structure and other shapes than y."""
+
+    @abc.abstractmethod
+    def from_modes(self, modes: Field) -> Field:
+        """The field with these coefficients."""
+
+    @abc.abstractmethod
+    def variance(self, variances: Field) -> Field:
+        """The diagonal of V diag(s) Vᵀ, like y: the variances that independent modes give to each point.
+
+        Args:
+            variances: s, like the modes.
+        """
+
+    def std(self, stds: Field) -> Field:
+        """The standard deviations of all points, from those of independent modes."""
+        return jax.tree.map(safe_sqrt, self.variance(jax.tree.map(jnp.square, stds)))
+
+    def leading(self, leaf: Array) -> int:
+        """The number of axes of a leaf of modes that come before the transformed ones: its components."""
+        return 0
+
+    def check(self, y: Field) -> None:
+        """Raise ``ValueError`` if fields like y cannot be expressed in this basis."""
+
+
+class Identity(Basis):
+    """V = I: every unknown is its own mode."""
+
+    is_trivial: ClassVar[bool] = True
+
+    def to_modes(self, y: Field) -> Field:
+        """The field itself."""
+        return y
+
+    def from_modes(self, modes: Field) -> Field:
+        """The modes themselves."""
+        return modes
+
+    def variance(self, variances: Field) -> Field:
+        """The variances themselves."""
+        return variances
+
+    def std(self, stds: Field) -> Field:
+        """The standard deviations themselves, which may be one number for all unknowns."""
+        return stds
+
+
+class Waves(Basis):
+    """Products of cosines, sines or both (Fourier), one kind per axis, on the last axes of every leaf.
+
+    For N cells along an axis, with centres at (i + ½)/N of its length, up to normalisation:
+
+    - cosine: cos(πk(i+½)/N), k = 0 … N−1: no flux through the ends;
+    - sine: sin(πk(i+½)/N), k = N … 1, in that order: zero at the ends;
+    - Fourier: cos(2πki/N), k = 0 … ⌊N/2⌋, then sin(2πki/N), k = ⌈N/2⌉−1 … 1: periodic.
+
+    Args:
+        shape: the number of cells along each axis.
+        kinds: the kind of each axis.
+
+    >>> waves = Waves((4,), ("cosine",))
+    >>> bool(jnp.allclose(waves.to_modes(jnp.ones(4)), jnp.array([2.0, 0.0, 0.0, 0.0]), atol=1e-6))
+    True
+    """
+
+    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    kinds: tuple[Kind, ...] = eqx.field(static=True, converter=tuple)
+
+    def __check_init__(self) -> None:
+        if not self.shape or len(self.shape) != len(self.kinds) or any(n < 1 for n in self.shape):
+            raise ValueError(f"Waves: one kind per axis, got shape {self.shape} and kinds {self.kinds}.")
+        if not set(self.kinds) <= {"cosine", "sine", "fourier"}:
+            raise ValueError(f"Waves: kinds are 'cosine', 'sine' and 'fourier', got {self.kinds}.")
+
+    def to_modes(self, y: Field) -> Field:
+        """One FFT per axis."""
+        return jax.tree.map(self._analyse, y)
+
+    def from_modes(self, modes: Field) -> Field:
+        """One FFT per axis."""
+        return jax.tree.map(lambda x: self._synthesise(x, _synthesise), modes)
+
+    def variance(self, variances: Field) -> Field:
+        """One FFT per axis: squares of waves are waves of twice the frequency."""
+        return jax.tree.map(lambda x: self._synthesise(x, _spread), variances)
+
+    def leading(self, leaf: Array) -> int:
+        """All but the grid's axes."""
+        return leaf.ndim - len(self.shape)
+
+    def check(self, y: Field) -> None:
+        """Every leaf must end with the axes of the grid."""
+        for leaf in jax.tree.leaves(y):
+            if leaf.shape[leaf.ndim - len(self.shape) :] != self.shape or leaf.ndim < len(self.shape):
+                raise ValueError(
+                    f"linear lives on a grid of shape {self.shape}, but y has an array of shape "
+                    f"{leaf.shape}, which does not end with these axes."
+                )
+
+    def along_axes(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Σ over the axes of one value per wave along each, as an array over all modes."""
+        return self.arranged(np.asarray(sum(np.ix_(*values))))
+
+    def arranged(self, values: Any) -> Any:
+        """An array with one axis per axis of the grid, in the order in which modes have them."""
+        for _ in self.shape[1:]:
+            values = (
+                np.moveaxis(values, -1, 0) if isinstance(values, np.ndarray) else jnp.moveaxis(values, -1, 0)
+            )
+        return values
+
+    def frequencies(self) -> tuple[np.ndarray, ...]:
+        """Per axis and wave, πk/N, or 2πk/N around a periodic axis: the phase from a cell to the next."""
+        return tuple(_frequencies(n, kind) for n, kind in zip(self.shape, self.kinds, strict=True))
+
+    def _analyse(self, x: Array) -> Array:
+        axes = len(self.shape)
+        for i, kind in enumerate(reversed(self.kinds)):
+            x = jnp.moveaxis(x, -1, -axes) if i else x
+            x = _analyse(x, kind)
+        return x
+
+    def _synthesise(self, x: Array, along_last: Callable[[Array, Kind], Array]) -> Array:
+        axes = len(self.shape)
+        for i, kind in enumerate(self.kinds):
+            x = jnp.moveaxis(x, -axes, -1) if i else x
+            x = along_last(x, kind)
+        return x
+
+
+class Stacked(Basis):
+    """The modes of another basis, with all components along one axis in front of theirs: (c, *modes).
+
+    Attributes:
+        each: the basis of each component.
+        tree: the structure of the modes.
+        components: the shapes of their leaves before the transformed axes.
+    """
+
+    each: Basis
+    tree: Any = eqx.field(static=True)
+    components: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, basis: Basis, y: Field) -> Self:
+        """The stacked modes of fields like y."""
+        leaves, tree = jax.tree.flatten(jax.eval_shape(basis.to_modes, y))
+        return cls(basis, tree, tuple(leaf.shape[: basis.leading(leaf)] for leaf in leaves))
+
+    def to_modes(self, y: Field) -> Array:
+        """Transform, and stack."""
+        return self.stack(self.each.to_modes(y))
+
+    def stack(self, modes: Field) -> Array:
+        """The modes of all components in one array."""
+        leaves = jax.tree.leaves(modes)
+        return jnp.concatenate([x.reshape(-1, *x.shape[self.each.leading(x) :]) for x in leaves])
+
+    def from_modes(self, modes: Array) -> Field:
+        """Take the components apart, and transform back."""
+        return self.each.from_modes(self._apart(modes))
+
+    def variance(self, variances: Array) -> Field:
+        """Component by component."""
+        return self.each.variance(self._apart(variances))
+
+    def leading(self, leaf: Array) -> int:
+        """The axis of the components."""
+        return 1
+
+    def _apart(self, modes: Array) -> Field:
+        counts = np.cumsum([math.prod(shape) for shape in self.components])[:-1]
+        parts = jnp.split(modes, counts)
+        leaves = [x.reshape(*shape, *x.shape[1:]) for x, shape in zip(parts, self.components, strict=True)]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def _frequencies(n: int, kind: Kind) -> np.ndarray:
+    k = np.arange(n)
+    if kind == "fourier":
+        return 2 * np.pi * np.minimum(k, n - k) / n
+    return np.pi * (k if kind == "cosine" else n - k) / n
+
+
+def _twiddles(n: int, kind: Kind, dtype: jnp.dtype) -> np.ndarray:
+    """What turns the half spectrum of the permuted data into coefficients: phases and norms."""
+    k = np.arange(n // 2 + 1)
+    norms = np.full(k.shape, np.sqrt(2 / n))
+    norms[0] = np.sqrt(1 / n)
+    if kind == "fourier":
+        norms[2 * k == n] = np.sqrt(1 / n)
+        return norms.astype(dtype)
+    return (norms * np.exp(-0.5j * np.pi * k / n)).astype(np.result_type(dtype, np.complex64))
+
+
+def _analyse(x: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
+    """Coefficients along the last axis."""
+    n = x.shape[-1]
+    spectrum = jnp.fft.rfft(_permuted(x, kind)) * _twiddles(n, kind, x.dtype)
+    return _joined(spectrum.real, -spectrum.imag[..., _paired(n)][..., ::-1])
+
+
+def _synthesise(x: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
+    """The inverse, which is the transpose."""
+    n = x.shape[-1]
+    real, imaginary = x[..., : n // 2 + 1], -jnp.flip(x[..., n // 2 + 1 :], -1)
+    twiddles = _twiddles(n, kind, x.dtype)
+    if kind != "fourier" and n % 2 == 0:
+        # In the middle of the spectrum one real number stands for both parts.
+        imaginary = _joined(imaginary, -real[..., -1:])
+    ends = [(0, 0)] * (x.ndim - 1) + [(1, n // 2 - imaginary.shape[-1])]
+    spectrum = jax.lax.complex(real, jnp.pad(imaginary, ends)) / twiddles
+    return _restored(jnp.fft.irfft(spectrum, n), kind)
+
+
+def _joined(first: Array, second: Array) -> Array:
+    """One after the other along the last axis; XLA:CPU fuses it as long as there is an axis behind that."""
+    return jnp.concatenate([first[..., None], second[..., None]], axis=-2)[..., 0]
+
+
+def _paired(n: int) -> slice:
+    """Where the half spectrum has an imaginary part of its own."""
+    return slice(1, (n + 1) // 2)
+
+
+def _permuted(x: Array, kind: Kind) -> Array:
+    """Even cells, then odd ones from the far end; for sines with every other sign changed."""
+    if kind == "fourier":
+        return x
+    odd = x[..., 1::2][..., ::-1]
+    return _joined(x[..., ::2], -odd if kind == "sine" else odd)
+
+
+def _restored(x: Array, kind: Kind) -> Array:
+    """The inverse of ``_permuted``."""
+    if kind == "fourier":
+        return x
+    half = (x.shape[-1] + 1) // 2
+    odd = x[..., half:][..., ::-1]
+    return _interleaved(x[..., :half], -odd if kind == "sine" else odd, x.shape[-1])
+
+
+def _interleaved(even: Array, odd: Array, n: int) -> Array:
+    missing = even.shape[-1] - odd.shape[-1]
+    odd = jnp.pad(odd, [(0, 0)] * (odd.ndim - 1) + [(0, missing)]) if missing else odd
+    pairs = jnp.stack([even, odd], axis=-1)
+    return pairs.reshape(*even.shape[:-1], 2 * even.shape[-1])[..., :n]
+
+
+def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
+    """Σ_k V_ik² s_k, from cos² = (1 + cos 2·)/2 and sin² = (1 − cos 2·)/2.
+
+    Wave k and its partner n − k have twice the same frequency, with opposite signs, and sines have the same
+    squares as the cosines in their place.
+    """
+    n = s.shape[-1]
+    first = s[..., _paired(n)]
+    difference = (first - jnp.flip(s[..., n - first.shape[-1] :], -1)) / math.sqrt(2 * n)
+    doubled = _joined(jnp.zeros_like(s[..., :1]), difference)
+    waves = _interleaved(doubled, jnp.zeros_like(doubled), n)
+    if kind == "fourier":
+        # Beyond the middle, frequencies appear as lower ones; at the middle, the norm differs.
+        low, high = waves[..., : n // 2 + 1], waves[..., n // 2 + 1 :]
+        folded = jnp.flip(high, -1)
+        low = low.at[..., 1 : 1 + folded.shape[-1]].add(folded)
+        if n % 2 == 0:
+            low = low.at[..., -1].multiply(math.sqrt(2))
+        waves = _joined(low, jnp.zeros_like(high))
+    mean = jnp.mean(s, axis=-1, keepdims=True)
+    return mean + _synthesise(waves, "fourier" if kind == "fourier" else "cosine")

@@ -1,0 +1,255 @@
+"""Regular grids: stencils, and the bases in which they are diagonal.
+
+All stencils shift by rolling, never by padding: a rolled array fuses with the arithmetic around it and
+needs the fewest exchanges when it is sharded. Beyond an edge there is a ghost cell: the cell at the edge
+itself where nothing flows (Neumann), its negative where the field vanishes at the wall (Dirichlet).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, PyTree
+
+from millipode.linalg.fields import same_structure
+from millipode.pde.bases import Kind, Waves
+from millipode.pde.linear import Linear
+
+Boundary = Literal["neumann", "dirichlet", "periodic"]
+KINDS: dict[str, Kind] = {"neumann": "cosine", "dirichlet": "sine", "periodic": "fourier"}
+
+
+def _per_axis(shape: tuple[int, ...], value: Any) -> tuple:
+    """A tuple with one entry per axis."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * len(shape)
+
+
+class Grid(eqx.Module):
+    """Cell centres of a regular grid on a box, in any number of dimensions.
+
+    A field has the grid's axes last; whatever comes before them are components.
+
+    Args:
+        shape: the number of cells along each axis.
+        lengths: the side lengths of the box; 1 by default.
+        boundary: ``"neumann"`` (no flux), ``"dirichlet"`` (zero at the walls) or ``"periodic"``, for all axes
+            or one per axis.
+
+    >>> grid = Grid((4, 2), lengths=(2.0, 1.0), boundary=("periodic", "neumann"))
+    >>> grid.spacing
+    (0.5, 0.5)
+    >>> grid.laplacian(jnp.ones((3, 4, 2))).shape
+    (3, 4, 2)
+    """
+
+    shape: tuple[int, ...] = eqx.field(static=True)
+    lengths: tuple[float, ...] = eqx.field(static=True)
+    boundary: tuple[Boundary, ...] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        lengths: float | Sequence[float] = 1.0,
+        boundary: Boundary | Sequence[Boundary] = "neumann",
+    ):
+        shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        if not shape or not all(isinstance(n, int | np.integer) and n >= 1 for n in shape):
+            raise ValueError(
+                f"Grid: shape must hold positive numbers of cells, got {shape!r}. Grids are regular; for "
+                "others, write f with your own stencils and use mp.DiagonalEK1."
+            )
+        self.shape = tuple(int(n) for n in shape)
+        self.lengths = tuple(float(x) for x in _per_axis(self.shape, lengths))
+        self.boundary = _per_axis(self.shape, boundary)
+        if len(self.lengths) != len(shape) or any(not 0 < x < float("inf") for x in self.lengths):
+            raise ValueError(f"Grid: one positive length per axis, got {lengths!r} for shape {shape}.")
+        if len(self.boundary) != len(shape) or not set(self.boundary) <= set(KINDS):
+            raise ValueError(
+                f"Grid: boundary must be 'neumann', 'dirichlet' or 'periodic', for all axes or one per "
+                f"axis; got {boundary!r} for shape {shape}. For other conditions, add what they contribute "
+                "to f, and use mp.DiagonalEK1, or mp.SpectralEK1 with the nearest of these as its linear "
+                "part."
+            )
+
+    @property
+    def spacing(self) -> tuple[float, ...]:
+        """The distance between cell centres along each axis."""
+        return tuple(x / n for x, n in zip(self.lengths, self.shape, strict=True))
+
+    @property
+    def coordinates(self) -> tuple[Array, ...]:
+        """Where the cell centres are: one array of the grid's shape per axis."""
+        axes = [(np.arange(n) + 0.5) * dx for n, dx in zip(self.shape, self.spacing, strict=True)]
+        return tuple(jnp.asarray(x) for x in np.meshgrid(*axes, indexing="ij"))
+
+    @property
+    def basis(self) -> Waves:
+        """The orthonormal basis in which the Laplacian is diagonal."""
+        return Waves(self.shape, tuple(KINDS[b] for b in self.boundary))
+
+    def laplacian(self, u: Float[Array, "*field"]) -> Float[Array, "*field"]:
+        """Δu by second-order central differences."""
+        self._check(u)
+        total: Any = 0
+        for i, dx in enumerate(self.spacing):
+            left, right = self._neighbours(u, i)
+            total = total + (left + right - 2 * u) / dx**2
+        return total
+
+    def laplacian_diagonal(self, u: Float[Array, "*field"]) -> Float[Array, "*field"]:
+        """The diagonal of the Laplacian's matrix, as a field like u."""
+        self._check(u)
+        total = jnp.zeros_like(u)
+        for i, dx in enumerate(self.spacing):
+            own = {"neumann": 1, "dirichlet": -1, "periodic": 0}[self.boundary[i]]
+            at_edges = sum(self._at_edge(u, i, by).astype(u.dtype) for by in (1, -1))
+            alone = 2 if self.boundary[i] == "periodic" and self.shape[i] == 1 else 0
+            total = total + (own * at_edges + alone - 2) / dx**2
+        return total
+
+    def gradient(self, u: Float[Array, "*field"]) -> tuple[Float[Array, "*field"], ...]:
+        """(∂u/∂x, …) by second-order central differences, one field per axis."""
+        return tuple(self.difference(u, i) for i in range(len(self.shape)))
+
+    def divergence(self, flux: Sequence[Float[Array, "*field"]]) -> Float[Array, "*field"]:
+        """∂F_x/∂x + … by central differences; no flux through Neumann walls, so that mass is kept.
+
+        The negative transpose of ``gradient``.
+        """
+        if len(flux) != len(self.shape):
+            raise ValueError(f"Grid: divergence takes {len(self.shape)} fields, got {len(flux)}.")
+        total: Any = 0
+        for i, (component, dx) in enumerate(zip(flux, self.spacing, strict=True)):
+            self._check(component)
+            left, right = self._neighbours(component, i, flipped=True)
+            total = total + (right - left) / (2 * dx)
+        return total
+
+    def difference(
+        self, u: Float[Array, "*field"], axis: int, side: Literal["central", "left", "right"] = "central"
+    ) -> Float[Array, "*field"]:
+        """∂u/∂x along one of the grid's axes: central (second order), or one-sided (first order)."""
+        self._check(u)
+        dx, (left, right) = self.spacing[axis], self._neighbours(u, axis)
+        if side == "central":
+            return (right - left) / (2 * dx)
+        if side not in ("left", "right"):
+            raise ValueError(f"Grid: side must be 'central', 'left' or 'right', got {side!r}.")
+        return (u - left) / dx if side == "left" else (right - u) / dx
+
+    def advection(
+        self,
+        velocity: Sequence[ArrayLike],
+        u: Float[Array, "*field"],
+        scheme: Literal["upwind", "central"] = "upwind",
+    ) -> Float[Array, "*field"]:
+        """v·∇u, with differences against the wind (first order, no wiggles) or central ones.
+
+        Args:
+            velocity: one number or field per axis.
+            u: what is carried along; put −v·∇u on the right-hand side.
+            scheme: ``"upwind"`` or ``"central"``.
+        """
+        if len(velocity) != len(self.shape):
+            raise ValueError(f"Grid: one velocity per axis, got {len(velocity)} for shape {self.shape}.")
+        if scheme not in ("upwind", "central"):
+            raise ValueError(f"Grid: scheme must be 'upwind' or 'central', got {scheme!r}.")
+        total: Any = 0
+        for i, v in enumerate(velocity):
+            if scheme == "central":
+                total = total + v * self.difference(u, i)
+                continue
+            v = jnp.asarray(v, u.dtype)
+            downwind = jnp.minimum(v, 0) * self.difference(u, i, "right")
+            total = total + jnp.maximum(v, 0) * self.difference(u, i, "left") + downwind
+        return total
+
+    def eigenvalues(self, continuous: bool = False) -> Float[np.ndarray, "*modes"]:
+        """Eigenvalues of the Laplacian, one per mode of ``basis``.
+
+        Args:
+            continuous: those of the differential operator rather than of its stencil.
+        """
+        phases = self.basis.frequencies()
+        if continuous:
+            values = [-((p / dx) ** 2) for p, dx in zip(phases, self.spacing, strict=True)]
+        else:
+            values = [-((2 / dx * np.sin(p / 2)) ** 2) for p, dx in zip(phases, self.spacing, strict=True)]
+        return self.basis.along_axes(values)
+
+    def diffusion(
+        self,
+        coefficients: PyTree[ArrayLike],
+        shift: PyTree[ArrayLike] = 0.0,
+        reaction: ArrayLike | None = None,
+    ) -> Linear:
+        """The linear part aΔu + s u + R u of an equation, for ``mp.SpectralEK1(linear=...)``.
+
+        Args:
+            coefficients: a, one number; or one per component, as an array for the axes before the grid's, or
+                in a pytree like y.
+            shift: s, likewise: a constant rate of reaction.
+            reaction: R, a matrix with one row and column per component of y, where a linear reaction between
+                them is stiff. It makes a step several times more expensive.
+
+        >>> grid = Grid((8, 8))
+        >>> grid.diffusion({"u": 1e-3, "v": 1e-2}).eigenvalues["u"].shape
+        (8, 8)
+        """
+        laplacian = self.eigenvalues()
+
+        def leaf(a: ArrayLike, s: ArrayLike) -> np.ndarray:
+            a, s = (np.reshape(x, (*np.shape(x), *(1,) * laplacian.ndim)) for x in (a, s))
+            return a * laplacian + s
+
+        shifts = shift
+        if not same_structure(shift, coefficients):
+            shifts = jax.tree.map(lambda _: shift, coefficients)
+        matrix = None if reaction is None else np.asarray(reaction, float)
+        return Linear(self.basis, jax.tree.map(leaf, coefficients, shifts), matrix, self.lengths)
+
+    def operator(self, function: Callable[[np.ndarray], Any], continuous: bool = False) -> Linear:
+        """Any function of the Laplacian as a linear part, for ``mp.SpectralEK1(linear=...)``.
+
+        Args:
+            function: of the Laplacian's eigenvalues, which returns eigenvalues or a pytree of them.
+            continuous: whether f has the differential operator itself rather than its stencil.
+
+        Growth is not stiff: leave it out, as here that of long waves.
+
+        >>> grid = Grid(64, lengths=32.0, boundary="periodic")
+        >>> linear = grid.operator(lambda lap: np.minimum(-lap - lap**2, 0))  # −∂²/∂x² − ∂⁴/∂x⁴
+        """
+        return Linear(self.basis, function(self.eigenvalues(continuous)), lengths=self.lengths)
+
+    def _check(self, u: Array) -> None:
+        if u.shape[u.ndim - len(self.shape) :] != self.shape or u.ndim < len(self.shape):
+            raise ValueError(
+                f"Grid: a field of shape {u.shape} does not end with the grid's axes {self.shape}."
+            )
+
+    def _neighbours(self, u: Array, i: int, flipped: bool = False) -> tuple[Array, Array]:
+        """The values on the left and on the right along axis i; ``flipped`` is for fluxes through walls."""
+        axis = i - len(self.shape)
+        left, right = _rolled(u, 1, axis), _rolled(u, -1, axis)
+        if self.boundary[i] == "periodic":
+            return left, right
+        ghost = u if (self.boundary[i] == "neumann") != flipped else -u
+        return (
+            jnp.where(self._at_edge(u, i, 1), ghost, left),
+            jnp.where(self._at_edge(u, i, -1), ghost, right),
+        )
+
+    def _at_edge(self, u: Array, i: int, by: int) -> Array:
+        axis = u.ndim - len(self.shape) + i
+        place = lax.broadcasted_iota(jnp.int32, u.shape, axis)
+        return place == (0 if by == 1 else u.shape[axis] - 1)
+
+
+def _rolled(u: Array, by: int, axis: int) -> Array:
+    """``jnp.roll``; XLA:CPU fuses it with what comes next as long as its axis is not the very last."""
+    return jnp.roll(u[..., None], by, axis - 1)[..., 0]

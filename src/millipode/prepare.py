@@ -1,0 +1,118 @@
+"""From what the user passes to what the loop needs: checks, defaults, and the save plan."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from millipode import checks, memory
+from millipode.filter.control import Controller, PIController
+from millipode.filter.ensemble import Transported
+from millipode.filter.state import Filter, Tolerances
+from millipode.linalg.fields import Field, dtype
+from millipode.model.information import FirstOrderODE
+from millipode.model.vector_field import VectorField
+from millipode.run.loop import Setup
+from millipode.run.recompute import FIRST_STRIDE
+from millipode.save.fixed_point import SmoothTimes
+from millipode.save.plans import CountSteps, SaveEnd, SaveSteps, SaveTimes
+from millipode.save.protocol import SavePlan
+from millipode.solvers import EK0, Solver
+from millipode.xla.compiling import outside_transformations
+
+MAX_STEPS = 100_000
+DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
+
+# save="steps" collects steps in compiled segments with buffers of about this size.
+SEGMENT_BYTES = 2**26
+SEGMENT_STEPS = 512
+
+
+class Prepared(NamedTuple):
+    """A problem that has been checked.
+
+    Attributes:
+        setup: what the loop needs.
+        y0: the initial value.
+        budget: the bytes that saving may use.
+    """
+
+    setup: Setup
+    y0: Field
+    budget: int
+
+
+def prepare(
+    f: Callable,
+    y0: PyTree,
+    t_span: Any,
+    *,
+    solver: Solver | None = None,
+    args: PyTree = None,
+    rtol: Any = 1e-3,
+    atol: Any = 1e-6,
+    save: Any = "steps",
+    smooth: Any = None,
+    uncertainty: Transported | None = None,
+    dt0: Any = None,
+    controller: Controller | None = None,
+    max_steps: int = MAX_STEPS,
+) -> Prepared:
+    """Check everything that can be checked without evaluating f; the arguments are those of ``mp.solve``."""
+    y0 = checks.initial_value(y0)
+    kind = dtype(y0)
+    t0, t1 = checks.time_span(t_span, kind)
+    solver = checks.solver(solver, DEFAULT_SOLVER)
+    controller = checks.controller(controller, DEFAULT_CONTROLLER, kind)
+    max_steps = checks.max_steps(max_steps)
+    tolerances = Tolerances(*checks.tolerances(rtol, atol, y0))
+    dt0 = checks.first_step(dt0, controller, kind)
+    linearisation = solver.linearisation(y0)
+    solver.check_span(float(t1) - float(t0) if checks.is_concrete((t0, t1)) else None, kind)
+    smooth = checks.uncertainty(uncertainty, smooth)
+    checks.smoothing(smooth, save)
+    needs = memory.Needs.of(y0, solver, uncertainty)
+    memory.check_working(needs, y0, solver)
+    if uncertainty is not None:
+        times = len(save) if not isinstance(save, str) and np.ndim(save) == 1 else 0
+        memory.check_members(needs, uncertainty, y0, solver.order, times)
+    # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
+    args = jax.tree.map(lambda x: np.asarray(x, kind) if type(x) is float else x, args)
+    field = VectorField(f, args, _sign(t0, t1, kind))
+    prior = solver.prior.fitted(linearisation.rates, field.sign, y0)
+    information = FirstOrderODE(field, linearisation)
+    model = Filter(information, prior, solver.diffusion, tolerances, solver.space(y0), uncertainty)
+    setup = Setup(model, controller, SAVE_END, t0, t1, dt0, solver.structure, solver.initialise, max_steps)
+    plan, budget = _save_plan(save, smooth, setup, y0, needs)
+    return Prepared(setup._replace(plan=plan), y0, budget)
+
+
+def _save_plan(
+    save: Any, smooth: bool | str, setup: Setup, y0: Field, needs: memory.Needs
+) -> tuple[SavePlan, int]:
+    """The plan, and the bytes that it may use."""
+    if isinstance(save, str) and save == "end":
+        return SAVE_END, 0
+    if not (isinstance(save, str) and save == "steps"):
+        times = checks.save_times(save, setup.t0, setup.t1)
+        return (SmoothTimes(times) if smooth else SaveTimes(times)), 0
+    ends = setup.t0, setup.t1
+    span = abs(float(ends[1]) - float(ends[0])) if checks.is_concrete(ends) else np.inf
+    bounded = outside_transformations()
+    steps = memory.expected_steps(setup.controller, span, setup.max_steps, bounded)
+    budget = memory.budget_for_steps(needs, y0, smooth, steps, bounded)
+    if smooth == "recompute":
+        return CountSteps(np.asarray(FIRST_STRIDE, np.int32)), budget
+    fitting = SEGMENT_BYTES // needs.per_step(smooth)
+    segment = int(np.clip(fitting, 8, SEGMENT_STEPS)) if bounded else setup.max_steps
+    return SaveSteps(min(setup.max_steps, segment) + 1, bool(smooth)), budget
+
+
+def _sign(t0: Any, t1: Any, kind: Any) -> Any:
+    """+1 forwards in time, −1 backwards."""
+    if checks.is_concrete((t0, t1)):
+        return np.asarray(1 if t1 >= t0 else -1, kind)
+    return jnp.where(t1 >= t0, 1, -1).astype(kind)

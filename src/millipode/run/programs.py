@@ -1,0 +1,108 @@
+"""The compiled programs of a solve.
+
+``at_once`` is the whole solve as one program. The others are its parts, for hosts that run it in
+segments: when the number of steps to save is not known beforehand, or a progress bar is drawn.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from millipode.covariance.protocol import Covariance
+from millipode.linalg.fields import Coefficient, Field, size
+from millipode.run import loop
+from millipode.run.loop import Carry, Outcome
+from millipode.run.packing import Packed
+from millipode.save.plans import SaveSteps
+from millipode.save.protocol import Record
+from millipode.smooth.bridge import Gaussian
+from millipode.xla.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QUICKLY, Way, compiled
+
+# Up to this many unknowns, starting kernels takes longer than running them; blocks do more for each.
+SMALL, SMALL_WITH_BLOCKS = 2**10, 2**8
+# From this many on, a Kronecker filter is bound by the memory.
+LARGE = 2**16
+
+
+def is_small(y: Field, structure: str) -> bool:
+    """Whether a solve is best done in kernels of its own."""
+    return size(y) <= (SMALL if structure == "kronecker" else SMALL_WITH_BLOCKS)
+
+
+def _way_from(y: Field, packed: Packed) -> Way:
+    is_bound_by_memory = size(y) >= LARGE and packed.setup.structure == "kronecker"
+    return FOR_MEMORY if is_bound_by_memory else QUICKLY
+
+
+def _way(packed: Packed, y0: Field) -> Way:
+    """How to compile a solve from y₀."""
+    return _way_from(y0, packed)
+
+
+def _way_of_loops(packed: Packed, carry: Carry, *_: Any) -> Way:
+    """How to compile programs that are one loop over what they are given."""
+    y, structure = carry.state.mean[0], packed.setup.structure
+    if not is_small(y, structure):
+        return _way_from(y, packed)
+    return ONE_SMALL_KERNEL if structure == "kronecker" else ONE_KERNEL
+
+
+def _begin(packed: Packed, y0: Field) -> Carry:
+    setup = packed.setup
+    setup.model.information.check(setup.t0, y0)
+    return loop.begin(setup, y0)
+
+
+def _advance(packed: Packed, carry: Carry, limit: Array) -> Carry:
+    return loop.advance(packed.setup, carry, limit)
+
+
+begin = compiled(_begin, way=_way)
+advance_in_place = compiled(_advance, donate_argnums=1, way=_way_of_loops)
+
+
+@compiled(way=_way)
+def at_once(packed: Packed, y0: Field) -> Outcome:
+    """The whole solve as one program."""
+    carry = _advance(packed, _begin(packed, y0), jnp.int32(packed.setup.max_steps))
+    return loop.finish(packed.setup, carry)
+
+
+@compiled(way=_way_of_loops)
+def _complete(packed: Packed, carry: Carry, limit: Array) -> Outcome:
+    return loop.finish(packed.setup, _advance(packed, carry, limit))
+
+
+def in_two(packed: Packed, y0: Field) -> Outcome:
+    """The start and the rest, for small problems: the loop sees nothing that XLA could know beforehand."""
+    return _complete(packed, begin(packed, y0), np.int32(packed.setup.max_steps))
+
+
+@compiled
+def empty_record(packed: Packed, carry: Carry) -> Record:
+    """A record to go on with."""
+    return packed.setup.plan.empty(packed.setup.model, carry.state)
+
+
+@compiled
+def finish(packed: Packed, carry: Carry) -> Outcome:
+    """The outcome of a loop that has ended."""
+    return loop.finish(packed.setup, carry)
+
+
+@compiled(way=_way_of_loops)
+def collect_steps(packed: Packed, carry: Carry, record: Record, last: Gaussian) -> tuple[Outcome, Gaussian]:
+    """The outcome of one segment, given the posterior at its end; and the posterior at its start."""
+    setup = packed.setup
+    assert isinstance(setup.plan, SaveSteps)
+    gamma: Coefficient = loop.output_gamma(setup, carry)
+    saved, first = setup.plan.smoothed(setup.model, record, gamma, last)
+    return loop.conclude(setup, carry, saved), first
+
+
+@compiled
+def square(covariance: Covariance) -> Covariance:
+    """The same covariance, as the smoother needs it."""
+    return covariance.square()

@@ -1,0 +1,1 @@
+"""Save plans: what a solve keeps of its steps, and where."""

@@ -1,0 +1,61 @@
+"""Fixed-interval smoothing (Rauch, Tung, Striebel): a walk back over stored filter states."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from millipode.covariance.protocol import Covariance
+from millipode.linalg.fields import Coefficient, Field
+from millipode.model.priors.protocol import Prior
+from millipode.smooth.bridge import Gaussian, backward, move, pick
+from millipode.xla.autodiff import backwards, both_ways
+
+
+class Nodes(NamedTuple):
+    """Filter states at the steps of a solve, time first.
+
+    Attributes:
+        t: the times.
+        mean: one field per derivative.
+        covariance: under the filter's own γ.
+        gamma: γ̂ of the step that ended here, if dynamic.
+        members: the ensemble of errors of y, if there is one.
+    """
+
+    t: Array
+    mean: tuple[Field, ...]
+    covariance: Covariance
+    gamma: Coefficient | None
+    members: Field | None = None
+
+
+def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> Gaussian:
+    """The posterior at the first ``count`` nodes, given it at node count−1."""
+
+    def run(inputs: tuple, reverse: bool) -> Gaussian:
+        arrays, nodes, count, last = inputs
+        prior = eqx.combine(arrays, static)
+
+        def read(i: Array) -> tuple[Array, Coefficient, Covariance]:
+            following = jnp.minimum(i + 1, nodes.t.size - 1)
+            h = jnp.abs(nodes.t[following] - nodes.t[i])
+            gamma = jnp.ones_like(h) if nodes.gamma is None else pick(nodes.gamma, following)
+            return h, gamma, pick(nodes.covariance, i)
+
+        def step(later: Gaussian, inputs: tuple, here: Gaussian) -> tuple[Gaussian, Gaussian]:
+            h, gamma, covariance = inputs
+            kernel = backward(prior, covariance, h, gamma, here.mean[0], h <= 0)
+            surprise = jax.tree.map(jnp.subtract, later.mean, move(prior, here.mean, h))
+            mean = jax.tree.map(jnp.add, here.mean, kernel.apply(surprise))
+            smoothed = Gaussian(mean, kernel.push(later.covariance))
+            return smoothed, smoothed
+
+        result = Gaussian(nodes.mean, jax.vmap(type(nodes.covariance).square)(nodes.covariance))
+        result = jax.tree.map(lambda x, new: x.at[count - 1].set(new), result, last)
+        return backwards(step, last, read, result, count - 1, reverse=reverse)
+
+    arrays, static = eqx.partition(prior, eqx.is_array)
+    return both_ways(run, (arrays, nodes, count, last))

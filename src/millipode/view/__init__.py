@@ -1,0 +1,1 @@
+"""Pictures, animations and datasets of a solution."""

@@ -1,0 +1,1 @@
+"""How JAX programs are compiled, differentiated, and made to write in place."""
