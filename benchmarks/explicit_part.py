@@ -32,15 +32,15 @@ def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, np.ndarray,
     setup, _, _ = prepare(lambda t, y: STIFFNESS * y, y, (0.0, 1.0), solver=solver, save="end")
     model, one = setup.model, jnp.ones(())
     transition = model.prior.transition(one)
-    _, rest = model.prior.residual(y, y, y, jnp.asarray(STIFFNESS))
+    observation = model.information.residual(one, y, y, model.prior.drift, ()).observation
     covariance = BlockDiagonal.initial(jnp.zeros((order, order + 1)), one, y)
     for _ in range(200):
-        corrected = covariance.correct(transition, one, rest, y)
+        corrected = covariance.correct(transition, one, observation, y)
         covariance = corrected.covariance
     phi = np.broadcast_to(
         transition.at(jnp.asarray(STIFFNESS)).matrix.T, (y.size, order + 1, order + 1)
     ).swapaxes(1, 2)
-    return phi, np.asarray(corrected.gain).T, np.asarray(rest)
+    return phi, np.asarray(corrected.gain).T, np.asarray(observation.jacobian.diagonal(y))
 
 
 def limit(phi: np.ndarray, gain: np.ndarray, rest: float, direction: complex) -> float:

@@ -35,6 +35,13 @@ def final_carry(*args, **kwargs):
     return setup, advance_in_place(packed, carry, np.int32(setup.max_steps))
 
 
+def compiled_loop(*args, **kwargs):
+    """The program that advances a solve, compiled and not run; and y0."""
+    setup, y0, _ = prepare(*args, **kwargs)
+    packed = Packed(setup)
+    return advance_in_place.lower(packed, jax.eval_shape(begin, packed, y0), np.int32(1)).compile(), y0
+
+
 def rmse(a, b):
     return float(jnp.sqrt(jnp.mean((jnp.asarray(a) - jnp.asarray(b)) ** 2)))
 

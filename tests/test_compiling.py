@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 import millipode as mp
-from millipode.prepare import prepare
-from millipode.run.packing import Packed
-from millipode.run.programs import advance_in_place, begin
+from common import compiled_loop
 from millipode.xla import compiling
 from millipode.xla.compiling import ONE_KERNEL, QUICKLY, Program, as_one_kernel, calls_libraries
 
@@ -17,15 +15,12 @@ A = jnp.diag(-jnp.ones(5)) + 0.1
 LARGE = jnp.zeros((300, 300)).at[:5, :5].set(A)
 
 
-def compiled_loop(f):
-    setup, y0, _ = prepare(f, Y0, (0.0, 1.0), save="end")
-    packed = Packed(setup)
-    carry = jax.eval_shape(begin, packed, y0)
-    return advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
+def code_of_loop(f):
+    return compiled_loop(f, Y0, (0.0, 1.0), save="end")[0].as_text()
 
 
 def test_a_small_loop_is_one_kernel():
-    text = compiled_loop(lambda t, y: -y)
+    text = code_of_loop(lambda t, y: -y)
     assert "call(" in text and 'xla_cpu_small_call="true"' in text
     # The loop is inside it: what runs thunk by thunk has no loop left but those of the initialisation.
     entry = text[text.index("ENTRY") :]
@@ -60,7 +55,7 @@ def test_products_of_matrices(f, kernel):
     product = mp.solve(f, Y0, (0.0, 1.0), save="end")
     unrolled = mp.solve(lambda t, y: jnp.sum(A * y, axis=1), Y0, (0.0, 1.0), save="end")
     np.testing.assert_allclose(product.mean, unrolled.mean, rtol=1e-9)
-    assert ("xla_cpu_small_call" in compiled_loop(f)) == kernel
+    assert ("xla_cpu_small_call" in code_of_loop(f)) == kernel
 
 
 @pytest.mark.parametrize("save", ["end", "steps", jnp.array([0.5, 1.0])], ids=["end", "steps", "times"])

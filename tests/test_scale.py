@@ -7,33 +7,23 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, name
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, compiled_loop, name
 from millipode.prepare import prepare
 from millipode.run.packing import Packed
-from millipode.run.programs import advance_in_place, at_once, begin
+from millipode.run.programs import at_once
 
 
 def copies_of_y(problem, solver, save="end", controller=None, smooth=None, uncertainty=None):
     """Peak memory of the loop (its state included), and of the whole solve as one program."""
-    setup, y0, _ = prepare(
-        problem.f,
-        problem.y0,
-        problem.t_span,
-        solver=solver,
-        save=save,
-        smooth=smooth,
-        controller=controller,
-        uncertainty=uncertainty,
-    )
-    packed = Packed(setup)
-    carry = jax.eval_shape(begin, packed, y0)
+    given = dict(solver=solver, save=save, smooth=smooth, controller=controller, uncertainty=uncertainty)
+    program, y0 = compiled_loop(problem.f, problem.y0, problem.t_span, **given)
+    setup, _, _ = prepare(problem.f, problem.y0, problem.t_span, **given)
     unit = y0.size * y0.dtype.itemsize
-    loop = advance_in_place.lower(packed, carry, np.int32(1)).compile().memory_analysis()
-    whole = at_once.lower(packed, y0).compile().memory_analysis()
+    loop = program.memory_analysis()
+    whole = at_once.lower(Packed(setup), y0).compile().memory_analysis()
     used = loop.argument_size_in_bytes + loop.output_size_in_bytes - loop.alias_size_in_bytes
     return (
         (used + loop.temp_size_in_bytes) / unit,
@@ -117,13 +107,9 @@ def test_models_of_space_take_their_own_fields_and_room_for_one_transform(bounda
     assert field < plain + fields + 1.01
     assert matern < plain + fields + 3.1
     # One transform per attempt, that is one FFT per axis.
-    setup, y0, _ = prepare(
-        problem.f, problem.y0, (0.0, 1.0), solver=mp.EK0(3, spatial=mp.Matern(grid)), save="end"
-    )
-    packed = Packed(setup)
-    carry = jax.eval_shape(begin, packed, y0)
-    code = advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
-    assert len(re.findall(r" fft\(", code)) == 2
+    solver = mp.EK0(3, spatial=mp.Matern(grid))
+    program, _ = compiled_loop(problem.f, problem.y0, (0.0, 1.0), solver=solver, save="end")
+    assert len(re.findall(r" fft\(", program.as_text())) == 2
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -131,10 +117,8 @@ def test_models_of_space_take_their_own_fields_and_room_for_one_transform(bounda
 def test_nothing_is_gathered_densified_or_copied(kind, order):
     problem = mp.problems.lorenz96(4096)
     known = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
-    setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=kind(order, **known), save="end")
-    packed = Packed(setup)
-    carry = jax.eval_shape(begin, packed, y0)
-    text = advance_in_place.lower(packed, carry, np.int32(1)).compile().as_text()
+    solver = kind(order, **known)
+    text = compiled_loop(problem.f, problem.y0, problem.t_span, solver=solver, save="end")[0].as_text()
     assert "gather(" not in text and "4096,4096" not in text
     assert not re.search(r"f64\[([\d,]+,)?4096\]\S* copy\(", text)
 

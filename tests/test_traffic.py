@@ -1,15 +1,10 @@
 """Regressions of speed, without a clock: passes over the state per step, and traces per problem."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import millipode as mp
-from common import CONSTANT_VECTOR, DYNAMIC_VECTOR
-from millipode.prepare import prepare
-from millipode.run.packing import Packed
-from millipode.run.programs import advance_in_place, begin
+from common import CONSTANT_VECTOR, DYNAMIC_VECTOR, compiled_loop
 
 PROBLEM = mp.problems.lorenz96(2**17)
 TIMES = jnp.linspace(3.0, 30.0, 10)
@@ -19,11 +14,8 @@ DIAGONAL = mp.DiagonalEK1(2, jacobian_diagonal=PROBLEM.jacobian_diagonal, diffus
 def passes(solver, y0=PROBLEM.y0, **options):
     """How many fields one turn of the compiled loop reads or writes, what it does now and then included."""
     options = {"save": "end"} | options
-    setup, y0, _ = prepare(PROBLEM.f, y0, PROBLEM.t_span, solver=solver, **options)
-    packed = Packed(setup)
-    carry = jax.eval_shape(begin, packed, y0)
-    cost = advance_in_place.lower(packed, carry, np.int32(1)).compile().cost_analysis()
-    return cost["bytes accessed"] / y0.nbytes
+    program, y0 = compiled_loop(PROBLEM.f, y0, PROBLEM.t_span, solver=solver, **options)
+    return program.cost_analysis()["bytes accessed"] / y0.nbytes
 
 
 @pytest.mark.parametrize(

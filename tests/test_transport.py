@@ -304,7 +304,7 @@ def test_a_rejected_step_leaves_members_alone():
         a = a._replace(accept=accept)
         a = a._replace(drive=members.drive(setup.model, state.members, a))
         taken = correct(setup.model, state, a, Token(jnp.zeros(())))
-        after = members.advance(setup.model, state, a, taken.gain, reverse=False)
+        after = members.advance(setup.model, state, a, taken.gain, Token(jnp.zeros(())), reverse=False)
         same = [
             bool(jnp.all(x == y)) for x, y in zip(*map(jax.tree.leaves, (after, state.members)), strict=True)
         ]

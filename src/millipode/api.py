@@ -20,6 +20,7 @@ from millipode.run.segments import in_segments, trimmed
 from millipode.solvers import Solver
 from millipode.status import Status
 from millipode.xla.compiling import outside_transformations
+from millipode.xla.constants import with_constants
 
 
 def solve(
@@ -164,6 +165,6 @@ def _solution(outcome: Outcome, setup: Setup) -> Solution:
         stats=outcome.stats,
         status_code=outcome.status,
         reached=outcome.reached,
-        basis=setup.model.basis,
+        basis=with_constants(setup.model.basis),
         space=setup.model.space,
     )

@@ -22,6 +22,7 @@ from millipode.save.plans import CountSteps, SaveEnd, SaveSteps, SaveTimes
 from millipode.save.protocol import SavePlan
 from millipode.solvers import EK0, Solver
 from millipode.xla.compiling import outside_transformations
+from millipode.xla.constants import with_constants
 
 MAX_STEPS = 100_000
 DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
@@ -82,9 +83,11 @@ def prepare(
     # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
     args = jax.tree.map(lambda x: np.asarray(x, kind) if type(x) is float else x, args)
     field = VectorField(f, args, _sign(t0, t1, kind))
-    prior = solver.prior.fitted(linearisation.rates, field.sign, y0)
     information = FirstOrderODE(field, linearisation)
-    model = Filter(information, prior, solver.diffusion, tolerances, solver.space(y0), uncertainty)
+    # Prior and spatial covariance leave the solve with the solution, and with them functions inside of them.
+    prior = with_constants(solver.prior.fitted(linearisation.rates, field.sign, y0))
+    space = with_constants(solver.space(y0))
+    model = Filter(information, prior, solver.diffusion, tolerances, space, uncertainty)
     setup = Setup(model, controller, SAVE_END, t0, t1, dt0, solver.structure, solver.initialise, max_steps)
     plan, budget = _save_plan(save, smooth, setup, y0, needs)
     return Prepared(setup._replace(plan=plan), y0, budget)

@@ -1,4 +1,4 @@
-"""What the ``millipode`` command understands."""
+"""The commands and options of ``millipode``."""
 
 import enum
 import json
@@ -33,21 +33,21 @@ DiffusionName = enum.Enum(  # type: ignore[misc]
 
 
 class Format(enum.StrEnum):
-    """Of the dataset."""
+    """The file formats of the dataset."""
 
     nc = "nc"
     zarr = "zarr"
 
 
 class Movie(enum.StrEnum):
-    """Of the animation."""
+    """The file formats of the animation."""
 
     gif = "gif"
     mp4 = "mp4"
 
 
 class Figure(enum.StrEnum):
-    """Of the paper."""
+    """The paper's figures that can be measured again, or all of them."""
 
     showcase = "showcase"
     step_cost = "step-cost"
@@ -66,7 +66,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def millipode(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which, and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Solve differential equations with uncertainty, from one unknown to tens of millions."""
@@ -77,6 +77,7 @@ def solve(
     problem: Annotated[
         str | None, typer.Argument(help="A problem of the library; 'millipode problems' lists them.")
     ] = None,
+    *,
     source: Annotated[
         str | None,
         typer.Option(
@@ -174,7 +175,7 @@ def solve(
             typer.echo(f"{name}: {solving.unknowns(given)} unknowns, {how}", err=True)
         with _terminated_as_interrupted():
             solution, seconds = solving.run(job)
-            with Interruption():  # files are not left half written
+            with Interruption():  # so that no file is left half written
                 summary = solving.write(job, outputs, solution, seconds)
     except UsageError as error:
         typer.echo(f"millipode: {error}", err=True)
@@ -209,7 +210,7 @@ def reproduce(
         from millipode.paper import EXPERIMENTS
         from millipode.paper import reproduce as measure
     except ImportError as error:
-        raise SystemExit(f"reproduce needs more: pip install 'millipode[cli]' ({error}).") from error
+        raise SystemExit(f"reproduce needs more packages: pip install 'millipode[cli]' ({error}).") from error
     names = list(EXPERIMENTS) if figure is Figure.all else [figure.value]
     for name in names:
         experiment = EXPERIMENTS[name]
@@ -263,7 +264,7 @@ def _without_a_screen() -> None:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, by which queues and machines that shut down say so, is a Ctrl-C."""
+    """Treat SIGTERM, which batch systems send before they stop a job, like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         yield
@@ -272,12 +273,12 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _tell(summary: dict[str, Any], folder: Path) -> None:
-    """What was done, and where it is."""
+    """Print the outcome of a solve, and where its files are."""
     stats = summary["stats"]
     if not summary["success"]:
         typer.echo(summary["message"], err=True)
         kept = f"{summary['saved_times']} saved times" if summary["saved_times"] else "nothing"
-        typer.echo(f"What was reached is kept: {kept}, up to t = {summary['reached']:.6g}.", err=True)
+        typer.echo(f"Saved until then: {kept}, up to t = {summary['reached']:.6g}.", err=True)
     lines = {
         "steps": f"{stats['steps']} accepted, {stats['rejected']} rejected, {stats['f_evals']} evaluations",
         "time": f"{summary['seconds']:.2f} s, compilation included",
@@ -295,7 +296,9 @@ def _tell(summary: dict[str, Any], folder: Path) -> None:
 
 
 def explicit(words: list[str]) -> list[str]:
-    """``--animate`` alone means a GIF: typer has no options whose value may be left out.
+    """The words of a command line, with ``gif`` after an ``--animate`` that has no value.
+
+    This is needed because the value of a typer option cannot be left out.
 
     >>> explicit(["solve", "heat", "--animate", "--quiet"])
     ['solve', 'heat', '--animate', 'gif', '--quiet']

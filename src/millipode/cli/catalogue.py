@@ -1,4 +1,4 @@
-"""Problems and solvers by name, with what their docstrings say of them."""
+"""Problems and solvers by name, with descriptions from their docstrings."""
 
 import ast
 import importlib
@@ -21,7 +21,7 @@ SIZES: dict[str, int | tuple[int, ...]] = {
     "lorenz96": 40,
     "heat": (64, 64),
 }
-USUAL_SIZE = 64  # cells along each side of all others
+USUAL_SIZE = 64  # cells along each side of all other problems
 DENSE = 30  # up to this many unknowns, a full Jacobian is the safe choice
 
 SOLVERS: dict[str, type] = {
@@ -39,19 +39,19 @@ DIFFUSIONS = {
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be; the message says why, and what can."""
+    """The command line asks for something impossible; the message says why, and what to do instead."""
 
 
 class Entry(NamedTuple):
     """A family of problems.
 
     Attributes:
-        name: of its function.
-        make: from a size and parameters to a ``Problem``.
-        title: the first line of its documentation.
-        equation: what follows there, in lines.
-        parameters: their names and defaults, without the size.
-        size: the name of the parameter that says how large it is; None if that is fixed.
+        name: the name of its function.
+        make: the function, which takes a size and parameters and returns a ``Problem``.
+        title: the first line of the function's docstring.
+        equation: the lines of the equation in that docstring.
+        parameters: the names and defaults of the parameters other than the size.
+        size: the name of the parameter that sets the size; None if the size is fixed.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, make: Callable[..., Problem]) -> Entry:
-    """What a function's signature and documentation tell."""
+    """The entry of a function, from its signature and docstring."""
     parameters = dict(inspect.signature(make).parameters)
     size = next((p for p in ("n", "d", "shape") if p in parameters), None)
     if size is not None:
@@ -75,24 +75,24 @@ def entry(name: str, make: Callable[..., Problem]) -> Entry:
 
 
 def _sections(lines: list[str]) -> int:
-    """Where arguments begin to be listed."""
+    """The index of the line at which the arguments section begins."""
     return next((i for i, line in enumerate(lines) if line.startswith("Args:")), len(lines))
 
 
 def problems() -> dict[str, Entry]:
-    """All of ``mp.problems``."""
+    """All problems of ``mp.problems``, by name."""
     makers = {name: getattr(mp.problems, name) for name in mp.problems.__all__ if name != "Problem"}
     return {name: entry(name, make) for name, make in makers.items()}
 
 
 def find(name: str) -> Entry:
-    """A problem of the library; hyphens will do for underscores."""
+    """The entry of a problem of the library; its name may have hyphens in place of underscores."""
     found = problems()
     key = name.replace("-", "_").lower()
     if key not in found:
         raise UsageError(
-            f"There is no problem {name!r}. There are {', '.join(found)}; 'millipode problems' tells of "
-            "each. Your own is given by --from file.py:name."
+            f"There is no problem {name!r}. There are {', '.join(found)}; 'millipode problems' describes "
+            "them. Pass your own with --from file.py:name."
         )
     return found[key]
 
@@ -100,9 +100,9 @@ def find(name: str) -> Entry:
 def chosen(
     name: str | None, source: str | None, size: str | None, given: Sequence[str]
 ) -> tuple[str, Problem, dict[str, Any]]:
-    """The problem that the command line means: its name, itself, and its parameters."""
+    """The name, the problem itself and the parameters that the command line asks for."""
     if (name is None) == (source is None):
-        raise UsageError("Name a problem of the library, or give your own by --from file.py:name.")
+        raise UsageError("Name a problem of the library, or pass your own with --from file.py:name.")
     found = find(name) if name is not None else load(source or "")
     if isinstance(found, Entry):
         return found.name, *make(found, size, given)
@@ -146,12 +146,12 @@ def _module(where: str) -> Any:
         return module
     except UsageError:
         raise
-    except Exception as error:  # whatever a user's file may do
+    except Exception as error:  # a user's file may raise anything
         raise UsageError(f"--from: {where} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def make(chosen: Entry, size: str | None, given: Sequence[str]) -> tuple[Problem, dict[str, Any]]:
-    """A problem of this size with these ``name=value``s, and all its parameters."""
+    """The problem of a certain size, with parameters given as ``name=value``; and all of its parameters."""
     values = dict(_parameter(chosen, text) for text in given)
     if size is not None:
         if chosen.size is None:
@@ -175,7 +175,7 @@ def make(chosen: Entry, size: str | None, given: Sequence[str]) -> tuple[Problem
 
 
 def usual_size(chosen: Entry) -> int | tuple[int, ...]:
-    """How large a problem is that nobody has sized."""
+    """The size of a problem if the command line does not set it."""
     return SIZES.get(chosen.name, USUAL_SIZE)
 
 
@@ -204,7 +204,7 @@ def _size(text: str, several: bool) -> int | tuple[int, ...]:
 
 
 def solver(name: str | None, problem: Problem, order: int | None, diffusion: str | None) -> tuple[str, Any]:
-    """A solver that suits the problem, and its name: as asked for, or the safest that is fast."""
+    """The name of a solver and the solver: the one that is asked for, or else one that suits the problem."""
     unknowns = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.y0))
     if name is None:
         stiff = "spectral-ek1" if problem.linear is not None else None
@@ -213,7 +213,7 @@ def solver(name: str | None, problem: Problem, order: int | None, diffusion: str
     if name == "spectral-ek1":
         if problem.linear is None:
             raise UsageError(
-                "spectral-ek1 needs the linear part of a PDE on a grid, which this problem has not: use "
+                "spectral-ek1 needs the linear part of a PDE on a grid, which this problem does not have: use "
                 "--solver ek0, diagonal-ek1 or ek1."
             )
         options["linear"] = problem.linear
@@ -226,7 +226,7 @@ def solver(name: str | None, problem: Problem, order: int | None, diffusion: str
 
 
 def listing(rows: Mapping[str, tuple[str, ...]]) -> str:
-    """A name and lines beside it, for each."""
+    """A table with the names on the left and the lines of each name beside it."""
     width = max(map(len, rows)) + 2
     blocks = []
     for name, (title, *lines) in rows.items():
@@ -235,7 +235,7 @@ def listing(rows: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def list_problems() -> str:
-    """One line each, with the equation and the parameters below."""
+    """All problems: one line for each, with the equation and the parameters below."""
     rows = {}
     for name, found in problems().items():
         size = [] if found.size is None else [f"--size, by default {_shown(found)}"]
@@ -256,5 +256,5 @@ def _shown(found: Entry) -> str:
 
 
 def list_solvers() -> str:
-    """One line each, with the linearisation that tells them apart."""
+    """All solvers: one line for each, with its linearisation."""
     return listing({name: ((inspect.getdoc(kind) or "").splitlines()[0],) for name, kind in SOLVERS.items()})

@@ -1,4 +1,4 @@
-"""``millipode doctor``: what to paste into a bug report."""
+"""``millipode doctor``: information for a bug report."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ PACKAGES = (
 
 
 def report() -> dict[str, Any]:
-    """Versions, devices, settings, memory, speed, and whether a small problem is solved."""
+    """Versions, devices, settings, memory, bandwidth, and whether a small problem is solved correctly."""
     total, available = memory()
     return {
         "versions": {"python": platform.python_version()} | versions(PACKAGES),
@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
 
 
 def memory() -> tuple[float | None, float | None]:
-    """Of the machine, in gigabytes: all of it, and what is free; None where that cannot be known."""
+    """The total and the available memory in gigabytes; None if they are not known."""
     info = Path("/proc/meminfo")
     if not info.exists():
         return None, None
@@ -50,14 +50,14 @@ def memory() -> tuple[float | None, float | None]:
 
 
 def check() -> str:
-    """Solve y' = −y."""
+    """Solve y' = −y, and return "ok" or a description of the failure."""
     sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0), rtol=1e-4, save="end", throw=False)
     error = float(jnp.abs(sol.mean[-1] - jnp.exp(-1.0)).max())
     return "ok" if sol.success and error < 1e-3 else f"failed: {sol.message} Its error is {error:.1e}."
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """A line per fact."""
+    """The report as text, with one line per entry."""
     lines = []
     for key, value in found.items():
         if isinstance(value, dict):

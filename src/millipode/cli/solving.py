@@ -1,4 +1,4 @@
-"""``millipode solve``: one problem, solved, written and drawn."""
+"""``millipode solve``: solve a problem, write its solution to files, and draw it."""
 
 import time
 from collections.abc import Sequence
@@ -16,12 +16,27 @@ from millipode.problems import Problem
 from millipode.view import animation, datasets
 from millipode.view.plotting import MAX_LINES
 
-STEPS = 1000  # up to this many unknowns, all steps are kept unless something else is said
-FRAMES = 60  # of an animation
+STEPS = 1000  # up to this many unknowns, all steps are saved by default
+FRAMES = 60  # the number of times of an animation, by default
 
 
 class Job(NamedTuple):
-    """What to solve, and how."""
+    """What to solve, and how.
+
+    Attributes:
+        name: the name of the problem.
+        problem: the problem.
+        parameters: its parameters, by name.
+        solver_name: the name of the solver on the command line.
+        solver: the solver.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        save: what to save, as for ``mp.solve``.
+        smooth: whether to smooth, as for ``mp.solve``.
+        members: the number of ensemble members; 0 for none.
+        max_steps: the largest number of attempted steps.
+        progress: how to show progress, as for ``mp.solve``.
+    """
 
     name: str
     problem: Problem
@@ -38,7 +53,16 @@ class Job(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What to write, and where."""
+    """What to write, and where.
+
+    Attributes:
+        folder: the folder of all files.
+        suffix: the format of the dataset, ``"nc"`` or ``"zarr"``.
+        samples: the number of joint samples to write.
+        seed: the seed of the samples.
+        animate: the format of an animation, ``"gif"`` or ``"mp4"``; None for no animation.
+        pictures: whether to draw a picture.
+    """
 
     folder: Path
     suffix: str
@@ -49,7 +73,7 @@ class Outputs(NamedTuple):
 
 
 def span(problem: Problem, t1: float | None, single: bool) -> Problem:
-    """The problem with its end and its precision set."""
+    """The problem with another end time (unless t1 is None), in single or double precision."""
     t0, end = problem.t_span
     kind = jnp.float32 if single else None
     y0 = jax.tree.map(lambda x: jnp.asarray(x, kind or jnp.result_type(float)), problem.y0)
@@ -57,12 +81,12 @@ def span(problem: Problem, t1: float | None, single: bool) -> Problem:
 
 
 def unknowns(problem: Problem) -> int:
-    """D."""
+    """The number d of unknowns."""
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(problem.y0))
 
 
 def save_plan(text: str | None, problem: Problem, animate: bool) -> Any:
-    """What ``--save-at`` means: every step, the end, so many times, or just these."""
+    """The value of ``--save-at`` for ``mp.solve``: ``"steps"``, ``"end"`` or an array of times."""
     t0, t1 = problem.t_span
     if text is None:
         if animate:
@@ -86,7 +110,7 @@ def save_plan(text: str | None, problem: Problem, animate: bool) -> Any:
 
 
 def run(job: Job) -> tuple[mp.Solution, float]:
-    """Solve; what a failed or interrupted solve has reached is a solution too."""
+    """The solution and the seconds it took; a failed or interrupted solve returns what it has reached."""
     problem, start = job.problem, time.perf_counter()
     try:
         sol = mp.solve(
@@ -112,7 +136,7 @@ def run(job: Job) -> tuple[mp.Solution, float]:
 
 
 def check_outputs(outputs: Outputs, job: Job) -> None:
-    """Refuse what cannot be written before anything is solved."""
+    """Raise ``UsageError`` for outputs that cannot be written, before anything is solved."""
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,7 +157,7 @@ def check_outputs(outputs: Outputs, job: Job) -> None:
 
 
 def write(job: Job, outputs: Outputs, sol: mp.Solution, seconds: float) -> dict[str, Any]:
-    """All files; returns the summary, which is one of them."""
+    """Write all files, and return the summary, which is one of them."""
     folder, problem = outputs.folder, job.problem
     files: list[Path] = []
     about = description(job)
@@ -154,7 +178,7 @@ def write(job: Job, outputs: Outputs, sol: mp.Solution, seconds: float) -> dict[
 
 
 def description(job: Job) -> dict[str, Any]:
-    """Everything that was asked for, as plain values."""
+    """The settings of a job, as plain values."""
     solver, save = job.solver, job.save
     kind = type(solver.diffusion).__name__.removesuffix("Diffusion").lower()
     return {
@@ -177,7 +201,7 @@ def description(job: Job) -> dict[str, Any]:
 
 
 def outcome(problem: Problem, sol: mp.Solution) -> dict[str, Any]:
-    """How it went."""
+    """The outcome of a solve, as plain values."""
     found = {
         "success": sol.success,
         "status": sol.status.name,
@@ -206,7 +230,7 @@ def _picture(sol: mp.Solution, problem: Problem, path: Path) -> Path:
 
 
 def _shown(problem: Problem) -> list[int] | None:
-    """All, if that is a few unknowns or a field of up to two dimensions; else some, evenly spread."""
+    """The unknowns to draw: six evenly spread ones, or None for all if they are few or a 1D or 2D field."""
     d = unknowns(problem)
     if d <= MAX_LINES or (problem.grid is not None and len(problem.grid.shape) <= 2):
         return None

@@ -193,10 +193,20 @@ def between(model: Filter, state: State, a: Attempt, h: Array) -> Field:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
-def advance(model: Filter, state: State, a: Attempt, gain: PyTree[Array], reverse: bool) -> Members:
+def advance(
+    model: Filter, state: State, a: Attempt, gain: PyTree[Array], token: Token, reverse: bool
+) -> Members:
     """Move all members by an accepted step; after a rejected one return them as they are, at no cost.
 
     A loop of at most one turn, because that happens in place and a conditional would copy.
+
+    Args:
+        model: the filter.
+        state: at the start of the step. Its members are overwritten.
+        a: the attempt.
+        gain: of the filter.
+        token: known once nobody else reads the old members any more.
+        reverse: whether loops must have the form that reverse mode supports.
     """
     members, given = state.members, a.drive
     assert members is not None
@@ -205,20 +215,37 @@ def advance(model: Filter, state: State, a: Attempt, gain: PyTree[Array], revers
     def turn(carry: tuple) -> tuple:
         chunks, pending = carry
         move = _moving(model, state, a, gain, pending)
-        done, start, token = [], 0, Token(jnp.zeros((), a.prediction.h.dtype))
+        done, start, wait = [], 0, Token(jnp.zeros((), a.prediction.h.dtype))
         for chunk in chunks:
             # One after the other, so that intermediate results stay in the cache.
-            new, token = move(chunk, start + jnp.arange(_length(chunk)), token)
+            new, wait = move(chunk, start + jnp.arange(_length(chunk)), wait)
             done.append(new)
             start += _length(chunk)
         return tuple(done), jnp.zeros_like(pending)
 
+    pending = token.hold(a.accept)
     chunks, _ = while_loop(
-        lambda carry: carry[1], turn, (members.chunks, a.accept), reverse=reverse, max_steps=1
+        lambda carry: carry[1], turn, (members.chunks, pending), reverse=reverse, max_steps=1
     )
-    defect = jax.tree.map(lambda x, y: jnp.where(a.accept, x, y), given.defect, members.defect)
+    defect = _kept(a, members.defect, after(chunks))
     steps = members.steps + a.accept.astype(members.steps.dtype)
     return Members(chunks, members.time, steps, defect)
+
+
+def _kept(a: Attempt, old: Defect | None, token: Token) -> Defect | None:
+    """The defect after an attempt; its fields overwrite those of the old one once the token is known."""
+    assert a.drive is not None
+    new = a.drive.defect
+    if old is None or new is None:
+        return None
+
+    def either(x: PyTree[Array], y: PyTree[Array], token: Token) -> PyTree[Array]:
+        return jax.tree.map(lambda x, y: jnp.where(a.accept, token.hold(x), y), x, y)
+
+    mean = either(new.mean, old.mean, token)
+    latest = either(new.latest, old.latest, after(mean))
+    rest = jax.tree.map(lambda x, y: jnp.where(a.accept, x, y), new, old)
+    return rest._replace(mean=mean, latest=latest)
 
 
 def _length(chunk: tuple[Field, ...]) -> int:

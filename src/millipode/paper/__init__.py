@@ -1,4 +1,4 @@
-"""The paper's figures, measured again; and how to measure."""
+"""The paper's figures, measured again, and the means to measure them."""
 
 from millipode.paper.experiment import Experiment, Ledger, Report, reproduce
 from millipode.paper.high_dimensional import HIGH_DIMENSIONAL

@@ -1,7 +1,7 @@
-"""An experiment is a list of data points, each measured once and remembered.
+"""An experiment is a list of data points, each measured once and stored.
 
-Points are kept in a file as soon as they are measured, so that a run that was interrupted goes on where it
-was. What other versions or another machine have measured is not taken for what this one would.
+Points are written to a file as soon as they are measured, so that an interrupted run continues where it
+stopped. Points that were measured with other versions or on another processor are measured again.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ class Experiment(NamedTuple):
     """One of the paper's figures.
 
     Attributes:
-        name: on the command line, and of the files.
-        question: which it answers.
-        claimed: by the paper, in a line.
-        points: all data points, given whether to be quick.
-        measure: one of them, given the rows so far (a solver that has become too slow is not tried again) and
-            a folder for what does not fit into a row.
-        claims: what the rows say of the paper's claims and of ours.
-        draw: the figure, given the folder.
+        name: its name on the command line, and that of its files.
+        question: the question that it answers.
+        claimed: what the paper claims, in one line.
+        points: returns all data points, or with ``quick`` those of a small version.
+        measure: measures a point and returns its row, given the rows so far (so that a solver that has become
+            too slow is not tried again) and a folder for data that does not fit into a row.
+        claims: compares the rows with the claims of the paper and with our own.
+        draw: draws the figure from the rows and the data in the folder.
     """
 
     name: str
@@ -40,7 +40,11 @@ class Experiment(NamedTuple):
 
 
 class Ledger:
-    """Rows by their points, on disk."""
+    """The rows that have been measured, by their points, stored in a file.
+
+    Args:
+        path: the file; rows that were measured under other conditions are ignored.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -59,8 +63,8 @@ class Ledger:
         return self.rows[_key(point)]
 
     def add(self, point: Point, row: Row) -> None:
-        """Remember a row, for good."""
-        # As it will be read again, so that a resumed run is no different.
+        """Add the row of a point, in memory and in the file."""
+        # The row as it will be read from the file, so that a resumed run has the same values.
         row = json.loads(json.dumps(row))
         self.rows[_key(point)] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +74,7 @@ class Ledger:
 
 
 def _read(line: str) -> Any:
-    """An entry, or None for one that was cut off in the middle."""
+    """The entry in a line of the file; None if the line is incomplete."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError:
@@ -83,7 +87,13 @@ def _key(point: Point) -> str:
 
 
 class Report(NamedTuple):
-    """What came out: the tables as text, the claims, and where everything is."""
+    """The result of an experiment.
+
+    Attributes:
+        text: the tables, in Markdown.
+        claims: the claims, with what was measured.
+        picture: the path of the figure; the other files are beside it.
+    """
 
     text: str
     claims: list[Claim]
@@ -93,13 +103,13 @@ class Report(NamedTuple):
 def reproduce(
     experiment: Experiment, folder: Path, quick: bool, show: Callable[[int, int, str], None] | None = None
 ) -> Report:
-    """Measure what is missing, and write PNG, JSON and Markdown.
+    """Measure the points that are missing, and write PNG, JSON and Markdown files.
 
     Args:
-        experiment: which.
-        folder: where to; what is measured already is taken from there.
-        quick: whether a small version will do.
-        show: told the number of points done, that of all, and what comes next.
+        experiment: the experiment.
+        folder: the folder to write to; points that have been measured already are read from there.
+        quick: whether to measure a small version only.
+        show: called with the number of points done, the number of all points, and what comes next.
     """
     name = f"{experiment.name}-quick" if quick else experiment.name
     workshop = folder / "points" / name
@@ -122,5 +132,5 @@ def reproduce(
 
 
 def label(point: Point) -> str:
-    """A point in a few words."""
+    """A short description of a point."""
     return ", ".join(f"{key} = {value}" if key in "dnμν" else str(value) for key, value in point.items())

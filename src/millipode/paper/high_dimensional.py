@@ -2,8 +2,8 @@
 
 FitzHugh–Nagumo up to T = 20, adaptive and calibrated. ``widened``: cells of width 0.02, on ever larger
 squares, as the authors ran it. ``refined``: ever smaller cells on the unit square, as their caption says. A
-solve that takes longer than a budget of time is stopped, and what is left is extrapolated from the pace of
-its second half: rows and pictures say so.
+solve that exceeds a budget of time is stopped, and its total time is extrapolated from the pace of its second
+half; rows and pictures mark such times as extrapolated.
 """
 
 import time
@@ -21,16 +21,16 @@ from millipode.problems import Problem
 from millipode.problems.fitzhugh_nagumo import FitzHughNagumo
 
 RTOL, ATOL, END = 1e-3, 1e-5, 20.0
-WIDTH = 0.02  # of the authors' cells
-# Stability limits the steps of explicit filters, and the more so the higher their order.
+WIDTH = 0.02  # the width of the authors' cells
+# Stability limits the steps of explicit filters, and more so at higher orders.
 EK0, DIAGONAL, SPECTRAL, DOP853 = "EK0(1)", "DiagonalEK1(1)", "SpectralEK1(2)", "DOP853 (SciPy)"
 VECTOR = mp.DynamicDiffusion(vector=True)
-# The first steps are short; after so many, their size is what stability allows.
+# The first steps are short; after this many, their size is limited by stability.
 SETTLED, SETTLED_RUNGE_KUTTA = 200, 40
 
 
 def solver(name: str, problem: Problem) -> Any:
-    """By name."""
+    """The solver with a certain name."""
     if name == EK0:
         return mp.EK0(1)
     if name == DIAGONAL:
@@ -40,7 +40,14 @@ def solver(name: str, problem: Problem) -> Any:
 
 
 class Course(NamedTuple):
-    """How far a solve has come after how many seconds, and whether that is all there is."""
+    """The course of a solve.
+
+    Attributes:
+        reached: the times t that were reached.
+        seconds: the seconds that it took to reach each of them.
+        steps: the number of steps.
+        finished: whether the solve reached its end.
+    """
 
     reached: list[float]
     seconds: list[float]
@@ -59,16 +66,16 @@ class Course(NamedTuple):
 
 
 class OutOfTime(Exception):
-    """A budget is used up."""
+    """The budget of time is used up."""
 
 
 def used_up(seconds: float, budget: float, settled: float) -> bool:
-    """Whether to stop: not before steps have grown to what they will be (settled = 1), or ten budgets."""
+    """Whether to stop: the budget is used up and steps have settled (settled ≥ 1), or ten budgets are."""
     return seconds > budget and (settled >= 1 or seconds > 10 * budget)
 
 
 def ours(name: str, problem: Problem, budget: float) -> Course:
-    """One of our solvers, warm, its standard deviation included."""
+    """The course of a warm solve with one of our solvers, standard deviations included."""
     options = dict(solver=solver(name, problem), rtol=RTOL, atol=ATOL, save="end", smooth=False)
 
     def run(t1: float, show: Callable[[mp.Progress], None]) -> mp.Solution:
@@ -97,7 +104,7 @@ def ours(name: str, problem: Problem, budget: float) -> Course:
 
 
 def scipy(problem: Problem, budget: float, rtol: float = RTOL, atol: float = ATOL) -> tuple[Course, Any]:
-    """DOP853 with f in NumPy; also its final value, if it got there."""
+    """The course of DOP853 with f in NumPy, and its final value; None if it was stopped."""
     from scipy.integrate import solve_ivp
 
     f = in_numpy(problem)
@@ -124,7 +131,7 @@ def scipy(problem: Problem, budget: float, rtol: float = RTOL, atol: float = ATO
 
 
 def in_numpy(problem: Problem) -> Callable[[float, np.ndarray], np.ndarray]:
-    """FitzHugh–Nagumo with as few temporary arrays as NumPy allows."""
+    """The f of FitzHugh–Nagumo in NumPy, with as few temporary arrays as possible."""
     assert isinstance(problem.f, FitzHughNagumo)
     p, (_, n, _) = problem.f, problem.y0.shape
     padded = np.empty((2, n + 2, n + 2))
@@ -150,12 +157,12 @@ def in_numpy(problem: Problem) -> Callable[[float, np.ndarray], np.ndarray]:
 
 
 def problem(domain: str, n: int) -> Problem:
-    """On n × n cells."""
+    """FitzHugh–Nagumo on n × n cells of a domain, ``"widened"`` or ``"refined"``."""
     return mp.problems.fitzhugh_nagumo(n, length=WIDTH * n if domain == "widened" else 1.0)
 
 
 def points(quick: bool) -> list[Point]:
-    """Both ways to become high-dimensional."""
+    """All solvers and sizes, in both domains."""
     sizes = {
         "widened": [16, 50, 125] if quick else [50, 100, 250, 500, 1000, 2500],
         "refined": [16, 32, 64] if quick else [32, 64, 128, 256, 512, 1024, 2048],
@@ -170,7 +177,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """One solve, as long as the budget lasts; the one that is meant to finish may take twenty times that."""
+    """One solve within the budget; SpectralEK1, which is meant to finish, may take twenty times as long."""
     domain, name, n, budget = (point[key] for key in ("domain", "solver", "n", "budget"))
     given = problem(domain, n)
     if name == DOP853:
@@ -191,7 +198,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Millions in hours, the paper says."""
+    """Times of the filters beside that of DOP853, and beside the paper's hours for millions of unknowns."""
     found = []
     for domain in dict.fromkeys(r["domain"] for r in rows):
         mine = {(r["solver"], r["d"]): r for r in rows if r["domain"] == domain}
@@ -210,7 +217,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> Any:
-    """Time against d, one panel per domain; what was extrapolated is hollow."""
+    """Time against d, one panel per domain; hollow markers are extrapolated."""
     from matplotlib.figure import Figure
 
     titles = {"widened": "cells of width 0.02, larger squares", "refined": "unit square, smaller cells"}

@@ -1,9 +1,9 @@
-"""How to measure: the machine and its bandwidth, fair timing, claims, and results on disk.
+"""Measurements: the machine and its bandwidth, fair timing, claims, and results on disk.
 
-An experiment answers one question with rows (dictionaries), a figure of them, and claims: what somebody
-promises, beside what was measured. ``write`` puts them into a folder: JSON with the machine, the date, all
-versions and the bandwidth of the run, a Markdown table, a PNG. The paper's figures and ``benchmarks/`` share
-all of this.
+An experiment answers one question with rows (dictionaries), a figure of them, and claims, which compare a
+promise with what was measured. ``write`` puts them into a folder: a JSON file with the machine, the date, all
+versions and the bandwidth of the run, a Markdown table, and a PNG. The paper's figures and ``benchmarks/``
+share all of this.
 """
 
 import datetime
@@ -26,7 +26,14 @@ Row = dict[str, Any]
 
 
 class Claim(NamedTuple):
-    """A promise and its measurement."""
+    """A promise and its measurement.
+
+    Attributes:
+        what: the quantity, in words.
+        promised: the bound on it, as text.
+        measured: its measured value.
+        holds: whether the measured value keeps the promise.
+    """
 
     what: str
     promised: str
@@ -35,17 +42,22 @@ class Claim(NamedTuple):
 
 
 def at_most(what: str, bound: float, measured: float) -> Claim:
-    """A claim that a number is small."""
+    """The claim that a number is at most ``bound``."""
     return Claim(what, f"≤ {bound:g}", float(measured), bool(measured <= bound))
 
 
 def at_least(what: str, bound: float, measured: float) -> Claim:
-    """A claim that a number is large."""
+    """The claim that a number is at least ``bound``."""
     return Claim(what, f"≥ {bound:g}", float(measured), bool(measured >= bound))
 
 
 def bandwidth(size: int = 2**24, repeats: int = 7) -> float:
-    """Bytes per second of a ← b + s a on arrays that fit in no cache: two are read, one is written."""
+    """Bytes per second of a ← b + s a, which reads two arrays and writes one, beyond the size of caches.
+
+    Args:
+        size: the number of entries of each array.
+        repeats: how often to measure, for the median.
+    """
 
     @jax.jit
     def triad(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -57,7 +69,7 @@ def bandwidth(size: int = 2**24, repeats: int = 7) -> float:
 
 
 def timings(functions: Sequence[Callable[[], Any]], repeats: int) -> np.ndarray:
-    """Seconds, one row per function, warm, called in turns so that noise hits all alike."""
+    """Seconds of warm calls, one row per function; functions take turns, so that noise affects all alike."""
     times = np.zeros((len(functions), repeats))
     for function in functions:
         jax.block_until_ready(function())
@@ -75,7 +87,7 @@ def medians(functions: Sequence[Callable[[], Any]], repeats: int) -> list[float]
 
 
 def processor() -> str:
-    """Its name, as far as it is known."""
+    """The name of the processor, as far as it is known."""
     if Path("/proc/cpuinfo").exists():
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
         if names:
@@ -84,7 +96,7 @@ def processor() -> str:
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Of those packages that are there."""
+    """The versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:
@@ -95,7 +107,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def machine() -> Row:
-    """Where and when, for the record."""
+    """The date, the processor, all versions and the bandwidth of a run."""
     return {
         "date": datetime.date.today().isoformat(),
         "processor": processor(),
@@ -107,14 +119,14 @@ def machine() -> Row:
 
 
 def description(about: Row) -> str:
-    """The machine in a line."""
+    """The result of ``machine`` as one line of text."""
     versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
     bandwidth = f"triad {about['triad [GB/s]']:.0f} GB/s"
     return f"{about['date']}, {about['processor']}, {about['cores']} cores, {bandwidth}; {versions}."
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown, one line per row, with all columns that occur."""
+    """The rows as a Markdown table, with all columns that occur."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = ["| " + " | ".join(map(_cell, columns)) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
@@ -128,7 +140,7 @@ def _cell(x: Any) -> str:
 
 
 def as_json(data: Any) -> str:
-    """With null for what is not a finite number, which JSON has no words for."""
+    """Data as JSON, with null for infinite and NaN numbers, which JSON does not have."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, dict):
@@ -143,7 +155,7 @@ def as_json(data: Any) -> str:
 def write(
     folder: Path, name: str, question: str, rows: Sequence[Row], figure: Any, claims: Sequence[Claim]
 ) -> str:
-    """Write the tables beside the data and the picture; returns the tables."""
+    """Write the tables, the data and the picture into a folder, and return the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     about, promises = machine(), [claim._asdict() for claim in claims]
     data = {"question": question, "about": about, "claims": promises, "rows": list(rows)}

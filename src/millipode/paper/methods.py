@@ -1,4 +1,4 @@
-"""Our solvers and SciPy's behind one interface.
+"""One interface for our solvers and for SciPy's.
 
 A method takes a problem and returns ``run(t1, tolerance)``, which solves it up to t1 at rtol = atol =
 tolerance and compiles nothing after the first call.
@@ -20,7 +20,14 @@ MAX_STEPS = 10**6
 
 
 class Answer(NamedTuple):
-    """The final value after an axis for time; its standard deviation, accepted steps, evaluations of f."""
+    """The result of a run; None stands for what a method does not say.
+
+    Attributes:
+        y: the final value, with an axis of length one for the time in front.
+        std: its standard deviation, likewise.
+        steps: the number of accepted steps.
+        evaluations: the number of evaluations of f.
+    """
 
     y: Any
     std: Any = None
@@ -33,7 +40,7 @@ Method = Callable[[Problem], Run]
 
 
 def ours(kind: type, order: int, **options: Any) -> Method:
-    """One of our solvers; a diagonal Jacobian comes from the problem."""
+    """A method that uses one of our solvers; the diagonal of a Jacobian comes from the problem."""
 
     def method(problem: Problem) -> Run:
         diagonal = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
@@ -75,6 +82,6 @@ def from_scipy(name: str, f: Callable, jacobian: Callable) -> Method:
 
 
 def jax_jacobian(problem: Problem) -> Callable:
-    """∂f/∂y for SciPy, compiled."""
+    """∂f/∂y as a compiled function that returns NumPy arrays, for SciPy."""
     derivative = jax.jit(jax.jacfwd(problem.f, argnums=1))
     return lambda t, y: np.asarray(derivative(t, y))

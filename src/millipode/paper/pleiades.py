@@ -1,6 +1,6 @@
 """The paper's third figure: how much time buys how much accuracy?
 
-Root-mean-square error of the final value against the time of a warm solve, on seven stars in a plane.
+Root-mean-square error of the final value against the time of a warm solve of the Pleiades problem.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,14 @@ PATIENCE = 1.0  # seconds; tighter tolerances are not tried where a solve takes 
 
 
 class Task(NamedTuple):
-    """A problem, its f and Jacobian for NumPy, and whether explicit methods are out of the question."""
+    """A problem, with what SciPy needs to solve it.
+
+    Attributes:
+        problem: the problem.
+        f: its f for NumPy arrays.
+        jacobian: its Jacobian for NumPy arrays.
+        stiff: whether it is too stiff for explicit methods.
+    """
 
     problem: Problem
     f: Callable
@@ -32,7 +39,7 @@ class Task(NamedTuple):
 
 
 def task() -> Task:
-    """Seven stars."""
+    """The Pleiades problem."""
     problem, masses, one = mp.problems.pleiades(), np.arange(1.0, 8.0), np.eye(7)
 
     def f(t: float, state: np.ndarray) -> np.ndarray:
@@ -46,7 +53,7 @@ def task() -> Task:
 
 
 def reference(given: Task) -> np.ndarray:
-    """The final value, as exactly as SciPy can tell."""
+    """The final value, by SciPy at a tolerance of 1e-13."""
     from scipy.integrate import solve_ivp
 
     how = {"method": "Radau", "jac": given.jacobian} if given.stiff else {"method": "DOP853"}
@@ -55,7 +62,7 @@ def reference(given: Task) -> np.ndarray:
 
 
 def precision(run: Run, t1: float, tolerance: float, truth: np.ndarray) -> Row:
-    """Error, time of a warm solve, evaluations of f and calibration."""
+    """A row with the error, the time of a warm solve, evaluations of f and the calibration χ²/d."""
     answer: Answer = run(t1, tolerance)
     error = np.asarray(answer.y[0]) - truth
     again = partial(run, t1, tolerance)
@@ -73,7 +80,7 @@ def precision(run: Run, t1: float, tolerance: float, truth: np.ndarray) -> Row:
 
 
 def methods(given: Task) -> dict[str, Method]:
-    """All filters, traditional ones among them, and two of SciPy's."""
+    """The filters, traditional ones included, and two methods of SciPy, by name."""
     scipy = partial(from_scipy, f=given.f, jacobian=given.jacobian)
     return {
         "EK0(3), Kronecker": ours(mp.EK0, 3),
@@ -109,7 +116,7 @@ def _run(name: str) -> Run:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """One method at one tolerance."""
+    """One method at one tolerance; it is not tried if the tolerance before took too long."""
     name, tolerance = point["method"], point["tolerance"]
     before = [r for r in rows if r["method"] == name]
     if before and (before[-1]["time [ms]"] is None or before[-1]["time [ms]"] > 1e3 * PATIENCE):
@@ -120,7 +127,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 
 def time_for(rows: Sequence[Row], accuracy: float) -> float:
-    """Milliseconds for an RMSE of at most this: of the fastest better run, or between two runs."""
+    """Milliseconds to an RMSE of at most ``accuracy``: of the fastest run, or interpolated between two."""
     points = [(row["RMSE"], row["time [ms]"]) for row in rows if row["RMSE"] is not None]
     times = [time for error, time in points if error <= accuracy]
     for (e, s), (f, t) in pairwise(points):
@@ -131,7 +138,7 @@ def time_for(rows: Sequence[Row], accuracy: float) -> float:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Time for an error of 1e-3 beside the paper's factors."""
+    """Ratios of the times to an RMSE of 1e-3, beside the paper's."""
     accuracy = 1e-3
 
     def best(*prefixes: str) -> float:
@@ -150,7 +157,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> Any:
-    """Time against error, and the stars beside it."""
+    """Time against error, and the paths of the stars beside it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")

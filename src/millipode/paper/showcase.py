@@ -24,13 +24,13 @@ TOLERANCES = {DIAGONAL: 1e-5, SPECTRAL: 1e-3}
 
 
 def points(quick: bool) -> list[Point]:
-    """Both solvers in the authors' domain; if there is time, also one on the unit square."""
+    """Both solvers in the authors' domain; unless ``quick``, also SpectralEK1 on the unit square."""
     spectral, diagonal = ({"solver": name, "domain": "widened", "n": 250} for name in (SPECTRAL, DIAGONAL))
     return [spectral, diagonal] if quick else [spectral, diagonal, spectral | {"domain": "refined"}]
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """Solve, keep the fields of u, and say how much of the pattern is in the standard deviation."""
+    """Solve, store the fields of u, and correlate its standard deviation with its time derivatives."""
     name, domain, n = (point[key] for key in ("solver", "domain", "n"))
     given, tolerance = problem(domain, n), TOLERANCES[name]
     options = dict(solver=solver(name, given), rtol=tolerance, atol=1e-2 * tolerance, smooth=False)
@@ -61,12 +61,12 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 
 def fields(point: Point) -> str:
-    """The file that holds them."""
+    """The name of the file with the fields of a point."""
     return f"{point['solver'].split('(')[0]}-{point['domain']}-{point['n']}.npz"
 
 
 def correlations(given: Problem, sol: mp.Solution) -> tuple[float, float]:
-    """Over all cells at the last time: of log std of u, with the logarithms of |∂u/∂t| and |∂²u/∂t²|."""
+    """The correlations of log std of u with log |∂u/∂t| and log |∂²u/∂t²|, over all cells at the last time."""
     y = sol.mean[-1]
     speed, bend = jax.jvp(lambda y: given.f(0.0, y), (y,), (given.f(0.0, y),))
     tiny = jnp.finfo(y.dtype).tiny
@@ -76,7 +76,7 @@ def correlations(given: Problem, sol: mp.Solution) -> tuple[float, float]:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Patterns in the uncertainty match those of the solution; and what it takes."""
+    """Whether the patterns in the uncertainty match those of the solution, and the time of SpectralEK1."""
     found = []
     for row in rows:
         where = f"{row['solver']}, {row['domain']}, {row['d']} unknowns:"
@@ -105,7 +105,7 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
     axes[0, 0].set_ylabel(f"mean of u\n{shown[0]['d']} unknowns")
     for line, row in zip(axes[1:], shown, strict=True):
         stds = np.load(folder / fields(row))["std"]
-        # At t₀ the solution is known: its standard deviation is zero, the bottom of the scale.
+        # At t₀ the standard deviation is zero, which is drawn as the lowest colour.
         norm = LogNorm(1e-3 * stds.max(), stds.max(), clip=True)
         for axis, std in zip(line, stds, strict=True):
             image = axis.imshow(np.maximum(std, 1e-3 * stds.max()), cmap="magma", norm=norm)

@@ -17,7 +17,7 @@ STYLES = {"EK0": "o-", "DiagonalEK1": "^-", "EK1": "s-"}
 
 
 def points(quick: bool) -> list[Point]:
-    """Powers of ten, for every solver; an explicit one pays for each of them tenfold."""
+    """Every solver at powers of ten of μ; each power takes an explicit solver ten times as many steps."""
     limit = 10**6 if quick else 10**9
     return [
         {"solver": name, "μ": 10.0**k, "limit": limit}
@@ -27,7 +27,7 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """Accepted and rejected steps; None if there would be too many."""
+    """The numbers of accepted and rejected steps; None if there would be too many."""
     name, mu = point["solver"], point["μ"]
     row: Row = {"solver": name, "μ": mu}
     before = [r for r in rows if r["solver"] == name]
@@ -51,7 +51,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """The order of the three, where all were measured, and that the diagonal one solves the stiffest."""
+    """The ratios of the three solvers' steps, and whether DiagonalEK1 solves the stiffest problem."""
     steps = {(r["solver"], r["μ"]): r["steps"] for r in rows}
     found = []
     for mu in sorted({r["μ"] for r in rows}):
@@ -69,7 +69,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def draw(rows: Sequence[Row], folder: Path) -> Any:
-    """Steps against μ, and the trajectory beside it."""
+    """Steps against μ, and two trajectories beside them."""
     import numpy as np
     from matplotlib.figure import Figure
 

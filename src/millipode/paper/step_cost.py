@@ -1,7 +1,7 @@
 """The paper's second figure: what does one step cost?
 
 Lorenz96 with adaptive steps, error estimate and control, from a state on its attractor. The cost of a step is
-the marginal one inside one compiled program: the difference between a long and a short solve, over the
+the marginal cost inside one compiled program: the time between a long and a short solve, divided by the
 difference of their accepted steps.
 """
 
@@ -22,7 +22,7 @@ from millipode.paper.methods import Method, ours
 from millipode.problems import Problem
 
 TOLERANCE = 1e-4  # within reach of single precision
-STEPS = 8  # what a measurement should take at least
+STEPS = 8  # the smallest number of steps in a measurement
 VECTOR = mp.DynamicDiffusion(vector=True)
 KRONECKER, DIAGONAL_EK0, DIAGONAL_EK1 = "EK0, Kronecker", "EK0, diagonal", "EK1, diagonal"
 DENSE_EK0, DENSE_EK1 = "EK0, traditional", "EK1, traditional"
@@ -30,7 +30,14 @@ MILLIONS = 2**24
 
 
 class Pair(NamedTuple):
-    """A short and a long solve, their seconds when tried, and by how many steps they differ."""
+    """A short and a long solve.
+
+    Attributes:
+        short: runs the short solve.
+        long: runs the long solve.
+        seconds: the seconds of both when they were tried.
+        steps: the difference of their numbers of accepted steps.
+    """
 
     short: Callable[[], Any]
     long: Callable[[], Any]
@@ -39,7 +46,7 @@ class Pair(NamedTuple):
 
 
 def pair(method: Method, problem: Problem, enough: float) -> Pair:
-    """Solves whose difference is long enough (in seconds) to be measured."""
+    """Two solves whose times differ by at least ``enough`` seconds, so that the difference can be measured."""
     run = method(problem)
 
     def timed(t1: float) -> tuple[float, int]:
@@ -58,7 +65,13 @@ def pair(method: Method, problem: Problem, enough: float) -> Pair:
 
 
 def marginals(pairs: list[Pair], repeats: int, patience: float) -> list[float]:
-    """Marginal seconds per step: medians of differences, in turns, unless a single one takes long enough."""
+    """Marginal seconds per step of each pair.
+
+    Args:
+        pairs: the pairs of solves.
+        repeats: how often to run them, in turns; the result is the median.
+        patience: solves that took longer than this many seconds are not run again.
+    """
     fast = [p for p in pairs if p.seconds[1] < patience]
     times = iter(timings([run for p in fast for run in (p.short, p.long)], repeats))
     found = []
@@ -69,7 +82,7 @@ def marginals(pairs: list[Pair], repeats: int, patience: float) -> list[float]:
 
 
 def settled(d: int) -> Problem:
-    """Lorenz96 from a state on its attractor, which repeats itself beyond some thousand unknowns."""
+    """Lorenz96 from a state on its attractor; for large d, copies of a state of a few thousand unknowns."""
     tile = next(n for n in (4096, 1000, d) if d % n == 0)
     small = mp.problems.lorenz96(tile)
     noise = jax.random.normal(jax.random.key(0), (tile,), small.y0.dtype)
@@ -78,7 +91,7 @@ def settled(d: int) -> Problem:
 
 
 def methods(order: int) -> dict[str, Method]:
-    """The paper's five, by name."""
+    """The paper's five solvers, by name."""
     return {
         DENSE_EK0: ours(mp.EK0, order, structure="dense"),
         DENSE_EK1: ours(mp.EK1, order),
@@ -107,13 +120,13 @@ def points(quick: bool) -> list[Point]:
 
 
 def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
-    """One solver, order and size; not tried where it would take longer than patience allows."""
+    """One solver, order and size; it is not tried if it would take too long."""
     order, name, d = point["ν"], point["solver"], point["d"]
     row: Row = {"ν": order, "solver": name, "d": d}
     before = [r for r in rows if (r["ν"], r["solver"]) == (order, name)]
     if before and "traditional" in name:
         last = before[-1]
-        # Cubic growth from the last size, sixteen steps and a compilation that is as slow as a few.
+        # Cubic growth from the last size; sixteen steps, and a compilation that takes as long as a few more.
         expected = (last["time per step [ms]"] or np.inf) * (d / last["d"]) ** 3 / 1e3
         if 20 * expected > 4 * point["patience"]:
             return row | {"time per step [ms]": None, "note": "infeasible"}
@@ -126,7 +139,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
 
 
 def slope(rows: Sequence[Row], order: int, name: str, smallest: int) -> float:
-    """Of log time against log d."""
+    """The slope of log time against log d, from d = ``smallest`` on."""
     found = [
         (r["d"], r["time per step [ms]"])
         for r in rows
@@ -140,7 +153,7 @@ def _slope(points: np.ndarray) -> float:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Of the paper."""
+    """The exponents of d, the ratio of two solvers and the time for millions, beside the paper's."""
     times = {(r["ν"], r["solver"], r["d"]): r["time per step [ms]"] for r in rows}
     found = []
     for order in sorted({r["ν"] for r in rows}):

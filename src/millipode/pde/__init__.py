@@ -1,1 +1,1 @@
-"""Discretised PDEs on regular grids: stencils, bases, linear parts. Nothing here knows of filters."""
+"""Discretised PDEs on regular grids: stencils, bases and linear parts. Nothing here depends on filters."""

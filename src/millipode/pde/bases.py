@@ -1,11 +1,12 @@
 """Orthonormal bases in which Laplacians on regular grids are diagonal: cosine, sine, Fourier.
 
-The paper's Proposition 2 holds in any orthonormal basis V: the filter for ŷ = Vᵀy is the same model. Along
-each axis the basis vectors are sampled waves, and each transform is one real FFT of permuted data (Makhoul
-1980), whose half spectrum of complex numbers is stored as real ones: cos_k at position k, sin_k at n − k.
+The paper's Proposition 2 holds in any orthonormal basis V: a filter for ŷ = Vᵀy has the same model as one for
+y. Along each axis the basis vectors are sampled waves, and each transform is one real FFT of permuted data
+(Makhoul 1980), whose half spectrum of complex numbers is stored as real ones: cos_k at position k, sin_k at
+n − k.
 
-Axes are transformed one after the other, always the last one, with a rotation of the axes in between. Modes
-stay in the order of axes in which that leaves them, which is nobody's business but this module's.
+Axes are transformed one after the other: always the last one, with a rotation of the axes in between. The
+axes of the modes keep the order that results from this. Only this module needs to know that order.
 """
 
 import abc
@@ -32,14 +33,14 @@ class Basis(eqx.Module):
     further axes; batches are handled outside, by ``jax.vmap``.
 
     Attributes:
-        is_trivial: whether V = I, so that modes are unknowns and transforms can be left out.
+        is_trivial: whether V = I, so that the modes are the unknowns themselves and transforms can be left out.
     """
 
     is_trivial: ClassVar[bool] = False
 
     @abc.abstractmethod
     def to_modes(self, y: Field) -> Field:
-        """The coefficients Vᵀy of a field; they may have another structure and other shapes than y."""
+        """The coefficients Vᵀy of a field; their structure and shapes may differ from those of y."""
 
     @abc.abstractmethod
     def from_modes(self, modes: Field) -> Field:
@@ -58,7 +59,7 @@ class Basis(eqx.Module):
         return jax.tree.map(safe_sqrt, self.variance(jax.tree.map(jnp.square, stds)))
 
     def leading(self, leaf: Array) -> int:
-        """The number of axes of a leaf of modes that come before the transformed ones: its components."""
+        """The number of axes of a leaf of the modes in front of the transformed ones; they number components."""
         return 0
 
     def check(self, y: Field) -> None:
@@ -71,19 +72,16 @@ class Identity(Basis):
     is_trivial: ClassVar[bool] = True
 
     def to_modes(self, y: Field) -> Field:
-        """The field itself."""
         return y
 
     def from_modes(self, modes: Field) -> Field:
-        """The modes themselves."""
         return modes
 
     def variance(self, variances: Field) -> Field:
-        """The variances themselves."""
         return variances
 
     def std(self, stds: Field) -> Field:
-        """The standard deviations themselves, which may be one number for all unknowns."""
+        """The same standard deviations; here they may also be one number for all unknowns."""
         return stds
 
 
@@ -115,23 +113,23 @@ class Waves(Basis):
             raise ValueError(f"Waves: kinds are 'cosine', 'sine' and 'fourier', got {self.kinds}.")
 
     def to_modes(self, y: Field) -> Field:
-        """One FFT per axis."""
+        """Vᵀy, by one FFT per axis."""
         return jax.tree.map(self._analyse, y)
 
     def from_modes(self, modes: Field) -> Field:
-        """One FFT per axis."""
+        """The field with these coefficients, by one FFT per axis."""
         return jax.tree.map(lambda x: self._synthesise(x, _synthesise), modes)
 
     def variance(self, variances: Field) -> Field:
-        """One FFT per axis: squares of waves are waves of twice the frequency."""
+        """The diagonal of V diag(s) Vᵀ by one FFT per axis: squared waves are waves of twice the frequency."""
         return jax.tree.map(lambda x: self._synthesise(x, _spread), variances)
 
     def leading(self, leaf: Array) -> int:
-        """All but the grid's axes."""
+        """The number of axes in front of the grid's."""
         return leaf.ndim - len(self.shape)
 
     def check(self, y: Field) -> None:
-        """Every leaf must end with the axes of the grid."""
+        """Raise ``ValueError`` unless every leaf ends with the axes of the grid."""
         for leaf in jax.tree.leaves(y):
             if leaf.shape[leaf.ndim - len(self.shape) :] != self.shape or leaf.ndim < len(self.shape):
                 raise ValueError(
@@ -140,11 +138,19 @@ class Waves(Basis):
                 )
 
     def along_axes(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Σ over the axes of one value per wave along each, as an array over all modes."""
+        """For every mode, the sum over the axes of the values of its waves, as an array like the modes.
+
+        Args:
+            values: one array per axis, with one value per wave along that axis.
+        """
         return self.arranged(np.asarray(sum(np.ix_(*values))))
 
     def arranged(self, values: Any) -> Any:
-        """An array with one axis per axis of the grid, in the order in which modes have them."""
+        """The same array with its axes in the order of those of the modes.
+
+        Args:
+            values: an array with one axis per axis of the grid, in the grid's order.
+        """
         for _ in self.shape[1:]:
             values = (
                 np.moveaxis(values, -1, 0) if isinstance(values, np.ndarray) else jnp.moveaxis(values, -1, 0)
@@ -152,7 +158,7 @@ class Waves(Basis):
         return values
 
     def frequencies(self) -> tuple[np.ndarray, ...]:
-        """Per axis and wave, πk/N, or 2πk/N around a periodic axis: the phase from a cell to the next."""
+        """The phase from one cell to the next, per axis and wave: πk/N, or 2πk/N around a periodic axis."""
         return tuple(_frequencies(n, kind) for n, kind in zip(self.shape, self.kinds, strict=True))
 
     def _analyse(self, x: Array) -> Array:
@@ -171,12 +177,12 @@ class Waves(Basis):
 
 
 class Stacked(Basis):
-    """The modes of another basis, with all components along one axis in front of theirs: (c, *modes).
+    """The modes of another basis, with all c components stacked along one leading axis: (c, *modes).
 
     Attributes:
         each: the basis of each component.
         tree: the structure of the modes.
-        components: the shapes of their leaves before the transformed axes.
+        components: the shape of each of their leaves in front of the transformed axes.
     """
 
     each: Basis
@@ -185,29 +191,29 @@ class Stacked(Basis):
 
     @classmethod
     def of(cls, basis: Basis, y: Field) -> Self:
-        """The stacked modes of fields like y."""
+        """The basis that stacks the modes of another one, for fields like y."""
         leaves, tree = jax.tree.flatten(jax.eval_shape(basis.to_modes, y))
         return cls(basis, tree, tuple(leaf.shape[: basis.leading(leaf)] for leaf in leaves))
 
     def to_modes(self, y: Field) -> Array:
-        """Transform, and stack."""
+        """Vᵀy, with all components in one array (c, *modes)."""
         return self.stack(self.each.to_modes(y))
 
     def stack(self, modes: Field) -> Array:
-        """The modes of all components in one array."""
+        """One array (c, *modes), from modes in the structure of the other basis."""
         leaves = jax.tree.leaves(modes)
         return jnp.concatenate([x.reshape(-1, *x.shape[self.each.leading(x) :]) for x in leaves])
 
     def from_modes(self, modes: Array) -> Field:
-        """Take the components apart, and transform back."""
+        """Split the array (c, *modes) into components, and transform each of them back."""
         return self.each.from_modes(self._apart(modes))
 
     def variance(self, variances: Array) -> Field:
-        """Component by component."""
+        """The variances of all points, component by component, from an array (c, *modes)."""
         return self.each.variance(self._apart(variances))
 
     def leading(self, leaf: Array) -> int:
-        """The axis of the components."""
+        """The number 1, for the axis of the components."""
         return 1
 
     def _apart(self, modes: Array) -> Field:
@@ -225,7 +231,7 @@ def _frequencies(n: int, kind: Kind) -> np.ndarray:
 
 
 def _twiddles(n: int, kind: Kind, dtype: jnp.dtype) -> np.ndarray:
-    """What turns the half spectrum of the permuted data into coefficients: phases and norms."""
+    """The factors, phases and norms, that turn the half spectrum of the permuted data into coefficients."""
     k = np.arange(n // 2 + 1)
     norms = np.full(k.shape, np.sqrt(2 / n))
     norms[0] = np.sqrt(1 / n)
@@ -236,19 +242,19 @@ def _twiddles(n: int, kind: Kind, dtype: jnp.dtype) -> np.ndarray:
 
 
 def _analyse(x: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
-    """Coefficients along the last axis."""
+    """The coefficients of the waves along the last axis."""
     n = x.shape[-1]
     spectrum = jnp.fft.rfft(_permuted(x, kind)) * _twiddles(n, kind, x.dtype)
     return _joined(spectrum.real, -spectrum.imag[..., _paired(n)][..., ::-1])
 
 
 def _synthesise(x: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
-    """The inverse, which is the transpose."""
+    """The inverse of ``_analyse``, which is also its transpose."""
     n = x.shape[-1]
     real, imaginary = x[..., : n // 2 + 1], -jnp.flip(x[..., n // 2 + 1 :], -1)
     twiddles = _twiddles(n, kind, x.dtype)
     if kind != "fourier" and n % 2 == 0:
-        # In the middle of the spectrum one real number stands for both parts.
+        # One real number stores both parts of the entry in the middle of the spectrum.
         imaginary = _joined(imaginary, -real[..., -1:])
     ends = [(0, 0)] * (x.ndim - 1) + [(1, n // 2 - imaginary.shape[-1])]
     spectrum = jax.lax.complex(real, jnp.pad(imaginary, ends)) / twiddles
@@ -256,17 +262,17 @@ def _synthesise(x: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch
 
 
 def _joined(first: Array, second: Array) -> Array:
-    """One after the other along the last axis; XLA:CPU fuses it as long as there is an axis behind that."""
+    """Concatenate along the last axis. XLA:CPU fuses a concatenation unless its axis is the very last."""
     return jnp.concatenate([first[..., None], second[..., None]], axis=-2)[..., 0]
 
 
 def _paired(n: int) -> slice:
-    """Where the half spectrum has an imaginary part of its own."""
+    """The indices at which the half spectrum has an imaginary part of its own."""
     return slice(1, (n + 1) // 2)
 
 
 def _permuted(x: Array, kind: Kind) -> Array:
-    """Even cells, then odd ones from the far end; for sines with every other sign changed."""
+    """The even cells, then the odd ones in reverse order; for sines, odd cells change their sign."""
     if kind == "fourier":
         return x
     odd = x[..., 1::2][..., ::-1]
@@ -292,8 +298,8 @@ def _interleaved(even: Array, odd: Array, n: int) -> Array:
 def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
     """Σ_k V_ik² s_k, from cos² = (1 + cos 2·)/2 and sin² = (1 − cos 2·)/2.
 
-    Wave k and its partner n − k have twice the same frequency, with opposite signs, and sines have the same
-    squares as the cosines in their place.
+    The squares of wave k and of its partner n − k contain the same doubled frequency, with opposite signs. The
+    square of a sine is that of the cosine in the same place.
     """
     n = s.shape[-1]
     first = s[..., _paired(n)]
@@ -301,7 +307,7 @@ def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]
     doubled = _joined(jnp.zeros_like(s[..., :1]), difference)
     waves = _interleaved(doubled, jnp.zeros_like(doubled), n)
     if kind == "fourier":
-        # Beyond the middle, frequencies appear as lower ones; at the middle, the norm differs.
+        # Frequencies beyond the middle are aliases of lower ones; at the middle, the norm differs.
         low, high = waves[..., : n // 2 + 1], waves[..., n // 2 + 1 :]
         folded = jnp.flip(high, -1)
         low = low.at[..., 1 : 1 + folded.shape[-1]].add(folded)

@@ -1,8 +1,9 @@
 """Regular grids: stencils, and the bases in which they are diagonal.
 
 All stencils shift by rolling, never by padding: a rolled array fuses with the arithmetic around it and
-needs the fewest exchanges when it is sharded. Beyond an edge there is a ghost cell: the cell at the edge
-itself where nothing flows (Neumann), its negative where the field vanishes at the wall (Dirichlet).
+needs the fewest exchanges when it is sharded. Beyond an edge there is a ghost cell. It equals the cell at the
+edge if there is no flux through the wall (Neumann), and is its negative if the field vanishes there
+(Dirichlet).
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ def _per_axis(shape: tuple[int, ...], value: Any) -> tuple:
 class Grid(eqx.Module):
     """Cell centres of a regular grid on a box, in any number of dimensions.
 
-    A field has the grid's axes last; whatever comes before them are components.
+    The grid's axes are the last axes of a field; any axes before them number its components.
 
     Args:
         shape: the number of cells along each axis.
@@ -66,13 +67,14 @@ class Grid(eqx.Module):
         self.lengths = tuple(float(x) for x in _per_axis(self.shape, lengths))
         self.boundary = _per_axis(self.shape, boundary)
         if len(self.lengths) != len(shape) or any(not 0 < x < float("inf") for x in self.lengths):
-            raise ValueError(f"Grid: one positive length per axis, got {lengths!r} for shape {shape}.")
+            raise ValueError(
+                f"Grid: lengths must hold one positive length per axis, got {lengths!r} for shape {shape}."
+            )
         if len(self.boundary) != len(shape) or not set(self.boundary) <= set(KINDS):
             raise ValueError(
                 f"Grid: boundary must be 'neumann', 'dirichlet' or 'periodic', for all axes or one per "
-                f"axis; got {boundary!r} for shape {shape}. For other conditions, add what they contribute "
-                "to f, and use mp.DiagonalEK1, or mp.SpectralEK1 with the nearest of these as its linear "
-                "part."
+                f"axis; got {boundary!r} for shape {shape}. For other conditions, add their contribution to "
+                "f, and use mp.DiagonalEK1, or mp.SpectralEK1 with the nearest of these as its linear part."
             )
 
     @property
@@ -82,7 +84,7 @@ class Grid(eqx.Module):
 
     @property
     def coordinates(self) -> tuple[Array, ...]:
-        """Where the cell centres are: one array of the grid's shape per axis."""
+        """The coordinates of the cell centres: one array of the grid's shape per axis."""
         axes = [(np.arange(n) + 0.5) * dx for n, dx in zip(self.shape, self.spacing, strict=True)]
         return tuple(jnp.asarray(x) for x in np.meshgrid(*axes, indexing="ij"))
 
@@ -116,9 +118,12 @@ class Grid(eqx.Module):
         return tuple(self.difference(u, i) for i in range(len(self.shape)))
 
     def divergence(self, flux: Sequence[Float[Array, "*field"]]) -> Float[Array, "*field"]:
-        """∂F_x/∂x + … by central differences; no flux through Neumann walls, so that mass is kept.
+        """∂F_x/∂x + … by central differences: the negative transpose of ``gradient``.
 
-        The negative transpose of ``gradient``.
+        There is no flux through Neumann walls, so mass is conserved.
+
+        Args:
+            flux: one field per axis.
         """
         if len(flux) != len(self.shape):
             raise ValueError(f"Grid: divergence takes {len(self.shape)} fields, got {len(flux)}.")
@@ -132,7 +137,7 @@ class Grid(eqx.Module):
     def difference(
         self, u: Float[Array, "*field"], axis: int, side: Literal["central", "left", "right"] = "central"
     ) -> Float[Array, "*field"]:
-        """∂u/∂x along one of the grid's axes: central (second order), or one-sided (first order)."""
+        """∂u/∂x along one of the grid's axes, by central (second-order) or one-sided (first-order) differences."""
         self._check(u)
         dx, (left, right) = self.spacing[axis], self._neighbours(u, axis)
         if side == "central":
@@ -147,11 +152,11 @@ class Grid(eqx.Module):
         u: Float[Array, "*field"],
         scheme: Literal["upwind", "central"] = "upwind",
     ) -> Float[Array, "*field"]:
-        """v·∇u, with differences against the wind (first order, no wiggles) or central ones.
+        """v·∇u by upwind differences (first order, without oscillations) or central ones (second order).
 
         Args:
-            velocity: one number or field per axis.
-            u: what is carried along; put −v·∇u on the right-hand side.
+            velocity: v, one number or field per axis.
+            u: the field that is carried along; its equation has −v·∇u on the right-hand side.
             scheme: ``"upwind"`` or ``"central"``.
         """
         if len(velocity) != len(self.shape):
@@ -169,10 +174,10 @@ class Grid(eqx.Module):
         return total
 
     def eigenvalues(self, continuous: bool = False) -> Float[np.ndarray, "*modes"]:
-        """Eigenvalues of the Laplacian, one per mode of ``basis``.
+        """The eigenvalues of the Laplacian, one per mode of ``basis``.
 
         Args:
-            continuous: those of the differential operator rather than of its stencil.
+            continuous: whether to return those of the differential operator rather than of its stencil.
         """
         phases = self.basis.frequencies()
         if continuous:
@@ -190,11 +195,11 @@ class Grid(eqx.Module):
         """The linear part aΔu + s u + R u of an equation, for ``mp.SpectralEK1(linear=...)``.
 
         Args:
-            coefficients: a, one number; or one per component, as an array for the axes before the grid's, or
-                in a pytree like y.
-            shift: s, likewise: a constant rate of reaction.
-            reaction: R, a matrix with one row and column per component of y, where a linear reaction between
-                them is stiff. It makes a step several times more expensive.
+            coefficients: a, one number; or one per component, in an array with the shape of the axes before
+                the grid's, or in a pytree like y.
+            shift: s, a constant reaction rate, in the same form as a.
+            reaction: R, a matrix with one row and one column per component of y, to be given if a linear
+                reaction between them is stiff. It makes a step several times more expensive.
 
         >>> grid = Grid((8, 8))
         >>> grid.diffusion({"u": 1e-3, "v": 1e-2}).eigenvalues["u"].shape
@@ -215,11 +220,12 @@ class Grid(eqx.Module):
     def operator(self, function: Callable[[np.ndarray], Any], continuous: bool = False) -> Linear:
         """Any function of the Laplacian as a linear part, for ``mp.SpectralEK1(linear=...)``.
 
-        Args:
-            function: of the Laplacian's eigenvalues, which returns eigenvalues or a pytree of them.
-            continuous: whether f has the differential operator itself rather than its stencil.
+        Growth is not stiff, so leave growing modes out. The example does so for long waves.
 
-        Growth is not stiff: leave it out, as here that of long waves.
+        Args:
+            function: takes the array of the Laplacian's eigenvalues, and returns those of the linear part or a
+                pytree of them.
+            continuous: whether f contains the differential operator itself rather than its stencil.
 
         >>> grid = Grid(64, lengths=32.0, boundary="periodic")
         >>> linear = grid.operator(lambda lap: np.minimum(-lap - lap**2, 0))  # −∂²/∂x² − ∂⁴/∂x⁴
@@ -233,7 +239,7 @@ class Grid(eqx.Module):
             )
 
     def _neighbours(self, u: Array, i: int, flipped: bool = False) -> tuple[Array, Array]:
-        """The values on the left and on the right along axis i; ``flipped`` is for fluxes through walls."""
+        """The values on the left and right along axis i; ``flipped`` changes the sign of ghost cells, for fluxes."""
         axis = i - len(self.shape)
         left, right = _rolled(u, 1, axis), _rolled(u, -1, axis)
         if self.boundary[i] == "periodic":
@@ -251,5 +257,5 @@ class Grid(eqx.Module):
 
 
 def _rolled(u: Array, by: int, axis: int) -> Array:
-    """``jnp.roll``; XLA:CPU fuses it with what comes next as long as its axis is not the very last."""
+    """``jnp.roll``. XLA:CPU fuses it with the operations that follow unless its axis is the very last."""
     return jnp.roll(u[..., None], by, axis - 1)[..., 0]

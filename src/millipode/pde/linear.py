@@ -1,4 +1,4 @@
-"""Linear parts of equations that a fast basis diagonalises."""
+"""Linear parts of equations, given by their eigenvalues in a basis with fast transforms."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from millipode.pde.bases import Basis, Stacked
 
 
 class Spectrum(NamedTuple):
-    """A linear part, spread over the modes of a certain problem.
+    """The linear part of a certain problem, with one eigenvalue per mode.
 
     Attributes:
         basis: V; its modes are those of y, or one array (c, *modes) where a reaction couples the components.
@@ -30,7 +30,7 @@ class Spectrum(NamedTuple):
     reaction: Array | None
 
     def jacobian(self) -> Jacobian:
-        """diag(λ) + R, as a map of modes."""
+        """diag(λ) + R, as a linear map of the modes."""
         if self.reaction is None:
             return DiagonalJacobian(self.eigenvalues)
         return CoupledJacobian(self.eigenvalues, self.reaction)
@@ -39,14 +39,15 @@ class Spectrum(NamedTuple):
 class Linear(eqx.Module):
     """The stiff linear part of f: a basis in which it is diagonal, and its eigenvalues there.
 
-    ``Grid.diffusion`` and ``Grid.operator`` make them. Only the gain of a filter depends on it, so whatever
-    it misses of f costs accuracy or stability, never consistency.
+    ``Grid.diffusion`` and ``Grid.operator`` make linear parts. Only the gain of a filter depends on it, so
+    leaving a part of f out of it costs accuracy or stability, never consistency.
 
     Args:
         basis: the orthonormal basis.
-        eigenvalues: like y in modes, or what can be broadcast to that; one array for all leaves, or one each.
-        reaction: a small matrix that couples the components of y, in their order, or None.
-        lengths: the side lengths of the grid that it comes from, if from any.
+        eigenvalues: one array for all leaves of y, or a pytree with one per leaf; each must broadcast to the
+            shape of the leaf's modes. For a single array y, also a list with one per component.
+        reaction: a matrix (c, c) that couples the c components of y, in their order; None for no coupling.
+        lengths: the side lengths of the grid from which it was made; None if it was not made from a grid.
     """
 
     basis: Basis
@@ -55,14 +56,14 @@ class Linear(eqx.Module):
     lengths: tuple[float, ...] | None = eqx.field(static=True, default=None)
 
     def check_span(self, span: float | None, kind: Any) -> None:
-        """Warn of anti-diffusion, and of modes that grow by more than the precision of y can follow.
+        """Warn of anti-diffusion, and of modes that grow by more than the precision of y allows for.
 
-        The covariance of a growing mode follows e^{2λt}, whatever keeps the mode itself small. Once the noise
-        of a step is small beside it, the gain blames every residual on earlier errors and moves y by as much
-        as it would take to explain the residual by them: steps become shorter and shorter.
+        The covariance of a growing mode grows like e^{2λt}, even if the mode itself stays small. Once the
+        noise of a step is small beside it, the gain blames every residual on earlier errors and corrects y
+        accordingly, so that the steps become shorter and shorter.
 
         Args:
-            span: t1 − t0, negative for backwards in time, and None if traced.
+            span: t1 − t0, negative if the user integrates backwards in time, and None if traced.
             kind: the dtype of y.
         """
         smallest, largest = _extremes(jax.tree.leaves(self.eigenvalues))
@@ -76,14 +77,14 @@ class Linear(eqx.Module):
         growth = 0.0 if span is None else max(span * smallest, span * largest)
         if growth > -0.5 * math.log(jnp.finfo(kind).eps):
             warnings.warn(
-                f"linear has modes that grow by e^{growth:.3g} over the time span; the filter becomes "
-                "uncertain of them by as much, and its steps short. Growth is not stiff: leave it out of "
-                "linear, for example by np.minimum(eigenvalues, 0).",
+                f"linear has modes that grow by e^{growth:.3g} over the time span. Their standard deviation "
+                "grows by as much, and the steps become short. Growth is not stiff: leave it out of linear, "
+                "for example with np.minimum(eigenvalues, 0).",
                 stacklevel=7,
             )
 
     def fitted(self, y: Field) -> Spectrum:
-        """Spread the eigenvalues over the modes of a state like y; raise if they do not fit."""
+        """The spectrum for a state like y; raise ``ValueError`` if the eigenvalues do not fit its modes."""
         self.basis.check(y)
         modes, tree = jax.tree.flatten(jax.eval_shape(self.basis.to_modes, y))
         given, kind = self._per_leaf(y, modes, tree), dtype(y)
@@ -100,7 +101,7 @@ class Linear(eqx.Module):
         return self._coupled(y, eigenvalues)
 
     def jacobian(self, y: Field) -> Jacobian:
-        """V (diag(λ) + R) Vᵀ, as a map of fields like y."""
+        """V (diag(λ) + R) Vᵀ, as a linear map of fields like y."""
         spectrum = self.fitted(y)
         return InBasis(spectrum.basis, spectrum.jacobian())
 
@@ -119,7 +120,7 @@ class Linear(eqx.Module):
         )
 
     def _coupled(self, y: Field, eigenvalues: Field) -> Spectrum:
-        """All components along one axis."""
+        """The spectrum with the components stacked along one axis, so that the reaction can couple them."""
         stacked = Stacked.of(self.basis, y)
         values = stacked.stack(eigenvalues)
         reaction = jnp.asarray(self.reaction, values.dtype)
@@ -132,26 +133,26 @@ class Linear(eqx.Module):
 
 
 class InBasis(Jacobian):
-    """F = V F̂ Vᵀ: a Jacobian of modes, as a map of fields.
+    """F = V F̂ Vᵀ: a Jacobian that is given in modes, as a linear map of fields.
 
     Attributes:
         basis: V.
-        modes: F̂.
+        modes: F̂, a Jacobian of the modes.
     """
 
     basis: Basis
     modes: Jacobian
 
     def multiply(self, x: Field) -> Field:
-        """Two transforms around a product."""
+        """F x, by a product in modes between two transforms."""
         return self._in_modes(self.modes.multiply, x)
 
     def solve(self, c: Coefficient, r: Field) -> Field:
-        """Two transforms around a solve, for one number c."""
+        """The field x with (I − c F) x = r, by a solve in modes between two transforms; c is one number."""
         return self._in_modes(lambda modes: self.modes.solve(c, modes), r)
 
     def minus(self, rate: Coefficient) -> "InBasis":
-        """One rate for all unknowns is the same in modes."""
+        """F − rate · I; one rate for all unknowns is the same in modes."""
         return InBasis(self.basis, self.modes.minus(rate))
 
     def _in_modes(self, function: Callable[[Field], Field], x: Field) -> Field:

@@ -1,4 +1,4 @@
-"""Diffusion, alone and against what steepens or grows: heat, Burgers, and two that make patterns."""
+"""PDEs with diffusion: heat, Burgers, Kuramoto–Sivashinsky and Swift–Hohenberg."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ from millipode.problems.problem import Problem
 
 @dataclass(frozen=True)
 class Heat:
-    """aΔu."""
+    """The right-hand side aΔu."""
 
     a: float
     grid: Grid
@@ -26,7 +26,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class HeatKernel:
-    """exp(a t Δ) u₀, the exact solution of the discretised equation."""
+    """The exact solution exp(a t Δ) u₀ of the discretised equation."""
 
     f: Heat
     u0: Array
@@ -47,13 +47,13 @@ def heat(
 
         ∂u/∂t = aΔu
 
-    from a bump exp(−50 |x − x₀|²) off the middle, t ∈ [0, 1]. ``Problem.solution`` is exact for the
+    from a bump exp(−50 |x − x₀|²) with x₀ = (0.4, …), for t ∈ [0, 1]. ``Problem.solution`` is exact for the
     discretised equation.
 
     Args:
         shape: the number of cells along each axis.
-        a: conductivity.
-        boundary: as for ``mp.Grid``.
+        a: the conductivity.
+        boundary: the boundary condition, as for ``mp.Grid``.
     """
     grid = Grid(shape, boundary=boundary)
     f = Heat(a, grid)
@@ -64,7 +64,7 @@ def heat(
 
 @dataclass(frozen=True)
 class Burgers:
-    """νΔu − (u·∇)u, by central differences."""
+    """The right-hand side νΔu − (u·∇)u, by central differences."""
 
     viscosity: float
     grid: Grid
@@ -80,15 +80,15 @@ def burgers(n: int, dimensions: Literal[1, 2] = 1, viscosity: float = 0.01) -> P
 
         ∂u/∂t = νΔu − (u·∇)u
 
-    on the periodic unit interval or square, from a smooth wave, t ∈ [0, 1]. Fronts are about 4ν wide:
+    on the periodic unit interval or square, from a smooth wave, for t ∈ [0, 1]. Fronts are about 4ν wide:
     resolve them with at least n = 1/ν cells.
 
     Source: J. M. Burgers, *A mathematical model illustrating the theory of turbulence*, 1948.
 
     Args:
-        n: cells along each side.
-        dimensions: 1, u: (n,); or 2, u: (2, n, n).
-        viscosity: ν.
+        n: the number of cells along each side.
+        dimensions: 1 for u of shape (n,), or 2 for u of shape (2, n, n).
+        viscosity: the viscosity ν.
     """
     if dimensions not in (1, 2):
         raise ValueError(f"burgers: dimensions must be 1 or 2, got {dimensions}.")
@@ -112,7 +112,7 @@ def burgers(n: int, dimensions: Literal[1, 2] = 1, viscosity: float = 0.01) -> P
 
 @dataclass(frozen=True)
 class KuramotoSivashinsky:
-    """−u_xx − u_xxxx − ½(u²)_x, with exact derivatives of trigonometric polynomials."""
+    """The right-hand side −u_xx − u_xxxx − ½(u²)_x, with exact derivatives of trigonometric polynomials."""
 
     grid: Grid
 
@@ -120,7 +120,7 @@ class KuramotoSivashinsky:
         """f(t, u)."""
         n, (length,) = u.shape[-1], self.grid.lengths
         k = (2 * np.pi / length * np.arange(n // 2 + 1)).astype(u.dtype)
-        # The highest wave has no derivative on the grid, and there is nothing of it in a resolved solution.
+        # The derivative of the highest wave vanishes on the grid; a resolved solution has no such wave.
         slope = np.where(2 * np.arange(n // 2 + 1) == n, 0, k)
         spectrum = jnp.fft.rfft(jnp.stack([u, u**2]))
         half = -0.5j * slope.astype(jax.dtypes.canonicalize_dtype(spectrum.dtype))
@@ -132,14 +132,15 @@ def kuramoto_sivashinsky(n: int = 1024, length: float = 32 * np.pi) -> Problem:
 
         ∂u/∂t = −∂²u/∂x² − ∂⁴u/∂x⁴ − ½ ∂(u²)/∂x
 
-    on a periodic interval, from cos(x/16)(1 + sin(x/16)), t ∈ [0, 150], with spectral derivatives in space.
-    Long waves grow, short ones decay with their fourth power; only the latter is declared as ``linear``.
+    on a periodic interval, from cos(x/16)(1 + sin(x/16)), for t ∈ [0, 150], with spectral derivatives in
+    space. Long waves grow; short waves decay at a rate of their wave number to the fourth power. Only the
+    decay is declared as ``linear``.
 
     Source: A.-K. Kassam and L. N. Trefethen, *Fourth-order time-stepping for stiff PDEs*, 2005.
 
     Args:
-        n: points.
-        length: of the interval.
+        n: the number of points.
+        length: the length of the interval.
     """
     grid = Grid(n, length, "periodic")
     (x,) = grid.coordinates
@@ -151,7 +152,7 @@ def kuramoto_sivashinsky(n: int = 1024, length: float = 32 * np.pi) -> Problem:
 
 @dataclass(frozen=True)
 class SwiftHohenberg:
-    """ru − (1 + Δ)²u + gu² − u³."""
+    """The right-hand side ru − (1 + Δ)²u + gu² − u³."""
 
     r: float
     g: float
@@ -170,16 +171,17 @@ def swift_hohenberg(
 
         ∂u/∂t = ru − (1 + Δ)²u + gu² − u³
 
-    on a periodic square, from noise of size 0.1, t ∈ [0, 100]. Patterns have a wavelength of about 2π.
+    on a periodic square, from uniform noise on (−0.1, 0.1), for t ∈ [0, 100]. Patterns have a wavelength of
+    about 2π.
 
     Source: J. Swift and P. C. Hohenberg, *Hydrodynamic fluctuations at the convective instability*, 1977.
 
     Args:
-        n: cells along each side.
-        r: distance from the onset of convection.
-        g: strength of the quadratic term.
-        length: of a side.
-        seed: of the initial values.
+        n: the number of cells along each side.
+        r: the distance from the onset of convection.
+        g: the strength of the quadratic term.
+        length: the length of a side.
+        seed: the seed of the initial values.
     """
     grid = Grid((n, n), length, "periodic")
     linear = grid.operator(lambda laplacian: np.minimum(r - (1 + laplacian) ** 2, 0))

@@ -1,4 +1,4 @@
-"""The FitzHugh–Nagumo PDE: patterns from noise, in as many unknowns as wanted."""
+"""The FitzHugh–Nagumo PDE, in which patterns grow from noise."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from millipode.problems.problem import JacobianDiagonal, Problem
 
 @dataclass(frozen=True)
 class FitzHughNagumo:
-    """(aΔu + u − u³ − v + k, (bΔv + u − v)/τ) for y = (u, v)."""
+    """The right-hand side (aΔu + u − u³ − v + k, (bΔv + u − v)/τ) for y = (u, v)."""
 
     a: float
     b: float
@@ -39,6 +39,7 @@ def fitzhugh_nagumo(
     k: float = -5e-3,
     tau: float = 0.1,
     seed: int = 0,
+    *,
     length: float = 1.0,
 ) -> Problem:
     """The FitzHugh–Nagumo model of excitable tissue on a square, 2n² unknowns.
@@ -47,20 +48,20 @@ def fitzhugh_nagumo(
         ∂v/∂t = (bΔv + u − v)/τ
 
     with no flux through the boundary, second-order central differences on n × n cells, uniform random
-    initial values on (0, 1), t ∈ [0, 20]. u and v have shape (n, n) and are stacked, y: (2, n, n). The noise
-    is smoothed at once; from t ≈ 5 on, spots and labyrinths grow to a width of about 0.1.
+    initial values on (0, 1), for t ∈ [0, 20]. u and v are stacked: y has the shape (2, n, n). The noise is
+    smoothed at once; from t ≈ 5 on, spots and labyrinths grow to a width of about 0.1.
 
     Source: Ambrosio and Françoise, *Propagation of bursting oscillations*, 2009; Krämer et al. (2022), E.3,
     who print a = 208·10⁻⁴. With that value no pattern forms; the authors' code has 2.8·10⁻⁴.
 
     Args:
-        n: cells along each side.
-        a: diffusion of u.
-        b: diffusion of v.
-        k: feed.
-        tau: time scale of v.
-        seed: of the initial values.
-        length: of a side.
+        n: the number of cells along each side.
+        a: the diffusion coefficient of u.
+        b: the diffusion coefficient of v.
+        k: the constant feed of u.
+        tau: the time scale τ of v.
+        seed: the seed of the initial values.
+        length: the length of a side.
     """
     if n < 2:
         raise ValueError(f"fitzhugh_nagumo: n must be at least 2, got {n}.")

@@ -11,7 +11,7 @@ from millipode.problems.problem import JacobianDiagonal, Problem
 
 @dataclass(frozen=True)
 class Lorenz96:
-    """(y_{i+1} − y_{i−2}) y_{i−1} − y_i + F, with periodic indices."""
+    """The right-hand side (y_{i+1} − y_{i−2}) y_{i−1} − y_i + F, with periodic indices."""
 
     forcing: float
 
@@ -20,7 +20,7 @@ class Lorenz96:
         return (jnp.roll(y, -1) - jnp.roll(y, 2)) * jnp.roll(y, 1) - y + self.forcing
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, " d"]) -> Float[Array, " d"]:
-        """−1."""
+        """−1 for every unknown."""
         return -jnp.ones_like(y)
 
 
@@ -29,14 +29,14 @@ def lorenz96(d: int, forcing: float = 8.0) -> Problem:
 
         y_i' = (y_{i+1} − y_{i−2}) y_{i−1} − y_i + F,   i = 1 … d, indices modulo d
 
-    with y_1(0) = F + 0.01, all other y_i(0) = F, on [0, 30]. The perturbation stays small for a while, then
-    chaos spreads from it: no method follows one trajectory much beyond t = 10 for F = 8.
+    with y_1(0) = F + 0.01 and all other y_i(0) = F, for t ∈ [0, 30]. The perturbation stays small for a while;
+    then chaos spreads from it. For F = 8, no method can follow one trajectory much beyond t = 10.
 
     Source: E. N. Lorenz, *Predictability: a problem partly solved*, 1996; Krämer et al. (2022), E.1.
 
     Args:
         d: the number of unknowns, at least 4.
-        forcing: F.
+        forcing: the forcing F.
     """
     if d < 4:
         raise ValueError(f"lorenz96: d must be at least 4, got {d}.")

@@ -1,4 +1,4 @@
-"""Pleiades: seven stars in a plane."""
+"""The Pleiades problem: seven stars in a plane."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -26,7 +26,7 @@ def pleiades() -> Problem:
         x_i' = v_i,   v_i' = Σ_{j≠i} m_j (x_j − x_i)/r_ij
         y_i' = w_i,   w_i' = Σ_{j≠i} m_j (y_j − y_i)/r_ij,   r_ij = ((x_i − x_j)² + (y_i − y_j)²)^(3/2)
 
-    on [0, 3]; the state is (x, y, v, w). Close encounters make it demanding: the step size varies by two
+    for t ∈ [0, 3]; the state is (x, y, v, w). Close encounters make it demanding: the step size varies by two
     orders of magnitude. The diagonal of its Jacobian is zero.
 
     Source: Hairer, Nørsett, Wanner, *Solving Ordinary Differential Equations I*, II.10.

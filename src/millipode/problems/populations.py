@@ -1,4 +1,4 @@
-"""Populations: growth with a limit, and predators with prey."""
+"""Population models: logistic growth, and predators with prey."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from millipode.problems.problem import JacobianDiagonal, Problem
 
 @dataclass(frozen=True)
 class Logistic:
-    """r y (1 − y)."""
+    """The right-hand side r y (1 − y)."""
 
     rate: float
 
@@ -19,7 +19,7 @@ class Logistic:
         return self.rate * y * (1 - y)
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, "1"]) -> Float[Array, "1"]:
-        """R (1 − 2y)."""
+        """r (1 − 2y)."""
         return self.rate * (1 - 2 * y)
 
 
@@ -28,10 +28,10 @@ def logistic(rate: float = 2.0) -> Problem:
 
         y' = r y (1 − y)
 
-    from y = 0.1, t ∈ [0, 5].
+    from y = 0.1, for t ∈ [0, 5].
 
     Args:
-        rate: r.
+        rate: the growth rate r.
     """
     f = Logistic(rate)
     return Problem(f, jnp.array([0.1]), (0.0, 5.0), JacobianDiagonal(f))
@@ -49,11 +49,11 @@ def _lotka_volterra_diagonal(t: Array, y: Float[Array, "2"]) -> Float[Array, "2"
 
 
 def lotka_volterra() -> Problem:
-    """Prey and predators, which follow each other in cycles.
+    """The Lotka–Volterra model of prey and predators, whose numbers oscillate.
 
         y₁' = 0.5 y₁ − 0.05 y₁y₂,   y₂' = −0.5 y₂ + 0.05 y₁y₂
 
-    from y = (20, 20), t ∈ [0, 20].
+    from y = (20, 20), for t ∈ [0, 20].
     """
     return Problem(
         _lotka_volterra,

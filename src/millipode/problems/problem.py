@@ -1,4 +1,4 @@
-"""What every problem offers."""
+"""The type of all problems."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from millipode.pde.linear import Linear
 class Problem(NamedTuple):
     """An initial value problem y' = f(t, y), y(t0) = y0.
 
-    The functions carry their parameters and compare by them, so that making the same problem twice
-    does not compile anything twice.
+    The functions of the library's problems are equal if their parameters are, so that making the same problem
+    twice does not compile anything twice.
 
     Attributes:
         f: the right-hand side ``f(t, y)``.
-        y0: the initial value.
+        y0: the initial value, an array or a pytree of arrays.
         t_span: ``(t0, t1)``.
-        jacobian_diagonal: the diagonal of ∂f/∂y as a function of ``(t, y)``.
-        stencil: how far f reaches on its grid, where there is one.
-        grid: the grid of a discretised PDE.
-        linear: its stiff linear part, for ``mp.SpectralEK1``.
-        solution: y(t), where it is known.
-        components: names along the first axis of y.
+        jacobian_diagonal: the diagonal of ∂f/∂y as a function of ``(t, y)``, like y; None if it is not known.
+        stencil: the stencil of f on its grid; None if none is declared.
+        grid: the grid of a discretised PDE; None for other problems.
+        linear: the stiff linear part of f, for ``mp.SpectralEK1``; None if none is declared.
+        solution: y as a function of t; None if it is not known.
+        components: names along the first axis of y, or None.
     """
 
     f: Callable
@@ -42,10 +42,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class JacobianDiagonal:
-    """``f.jacobian_diagonal`` that compares by f's parameters, which a bound method does not."""
+    """``f.jacobian_diagonal`` as an object that is equal if f's parameters are, unlike a bound method."""
 
     f: Any
 
     def __call__(self, t: Array, y: PyTree) -> PyTree:
-        """The diagonal of ∂f/∂y."""
+        """The diagonal of ∂f/∂y, like y."""
         return self.f.jacobian_diagonal(t, y)

@@ -1,4 +1,4 @@
-"""Reaction–diffusion equations: what grows, meets and spreads."""
+"""Reaction–diffusion equations: Gray–Scott, Allen–Cahn, Fisher–KPP and the Brusselator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from millipode.problems.problem import JacobianDiagonal, Problem
 
 @dataclass(frozen=True)
 class GrayScott:
-    """(aΔu − uv² + F(1 − u), bΔv + uv² − (F + k)v)."""
+    """The right-hand side (aΔu − uv² + F(1 − u), bΔv + uv² − (F + k)v) for y = (u, v)."""
 
     a: float
     b: float
@@ -53,18 +53,18 @@ def gray_scott(
         ∂u/∂t = aΔu − uv² + F(1 − u)
         ∂v/∂t = bΔv + uv² − (F + k)v
 
-    on a periodic square of side 2.5, t ∈ [0, 2000]. It starts at the trivial state (1, 0) but for a square
-    in the middle at (½, ¼), with one per cent of noise.
+    on a periodic square of side 2.5, for t ∈ [0, 2000]. It starts at the trivial state (1, 0), except for a
+    square in the middle at (½, ¼), with one per cent of noise.
 
     Source: J. E. Pearson, *Complex patterns in a simple system*, Science 261, 1993.
 
     Args:
-        n: cells along each side.
-        a: diffusion of u.
-        b: diffusion of v.
-        feed: F.
-        kill: k.
-        seed: of the noise.
+        n: the number of cells along each side.
+        a: the diffusion coefficient of u.
+        b: the diffusion coefficient of v.
+        feed: the feed rate F.
+        kill: the kill rate k.
+        seed: the seed of the noise.
     """
     grid = Grid((n, n), 2.5, "periodic")
     f = GrayScott(a, b, feed, kill, grid)
@@ -78,7 +78,7 @@ def gray_scott(
 
 @dataclass(frozen=True)
 class AllenCahn:
-    """ε²Δu + u − u³."""
+    """The right-hand side ε²Δu + u − u³."""
 
     epsilon: float
     grid: Grid
@@ -97,15 +97,15 @@ def allen_cahn(n: int, epsilon: float = 0.02, seed: int = 0, boundary: Boundary 
 
         ∂u/∂t = ε²Δu + u − u³
 
-    on the unit square, from noise of size ½, t ∈ [0, 20]. Interfaces are some ε wide.
+    on the unit square, from uniform noise on (−½, ½), for t ∈ [0, 20]. Interfaces are a few ε wide.
 
     Source: S. M. Allen and J. W. Cahn, *Acta Metallurgica* 27, 1979.
 
     Args:
-        n: cells along each side.
-        epsilon: ε.
-        seed: of the initial values.
-        boundary: without flux through it by default.
+        n: the number of cells along each side.
+        epsilon: the width ε of interfaces.
+        seed: the seed of the initial values.
+        boundary: the boundary condition, as for ``mp.Grid``.
     """
     grid = Grid((n, n), boundary=boundary)
     f = AllenCahn(epsilon, grid)
@@ -115,7 +115,7 @@ def allen_cahn(n: int, epsilon: float = 0.02, seed: int = 0, boundary: Boundary 
 
 @dataclass(frozen=True)
 class FisherKPP:
-    """DΔu + r u(1 − u)."""
+    """The right-hand side DΔu + r u(1 − u)."""
 
     diffusion: float
     rate: float
@@ -131,20 +131,20 @@ class FisherKPP:
 
 
 def fisher_kpp(n: int, diffusion: float = 1.0, rate: float = 1.0, length: float = 100.0) -> Problem:
-    """The equation of Fisher and of Kolmogorov, Petrovsky and Piskunov, n unknowns: an invasion.
+    """The equation of Fisher and of Kolmogorov, Petrovsky and Piskunov, n unknowns: an invading front.
 
         ∂u/∂t = D ∂²u/∂x² + r u(1 − u)
 
-    on [0, L] without flux through the ends, t ∈ [0, 40], from u = 1 on the left tenth and 0 elsewhere. A
+    on [0, L] without flux through the ends, for t ∈ [0, 40], from u = 1 on the left tenth and 0 elsewhere. A
     front runs to the right, at a speed that approaches 2√(rD) from below.
 
     Source: R. A. Fisher, *The wave of advance of advantageous genes*, 1937; Kolmogorov et al., 1937.
 
     Args:
-        n: cells.
-        diffusion: D.
-        rate: r.
-        length: L.
+        n: the number of cells.
+        diffusion: the diffusion coefficient D.
+        rate: the growth rate r.
+        length: the length L of the interval.
     """
     grid = Grid(n, length)
     f = FisherKPP(diffusion, rate, grid)
@@ -155,7 +155,7 @@ def fisher_kpp(n: int, diffusion: float = 1.0, rate: float = 1.0, length: float 
 
 @dataclass(frozen=True)
 class Brusselator:
-    """(αΔu + A + u²v − (B + 1)u, αΔv + Bu − u²v)."""
+    """The right-hand side (αΔu + A + u²v − (B + 1)u, αΔv + Bu − u²v) for y = (u, v)."""
 
     alpha: float
     a: float
@@ -177,21 +177,21 @@ class Brusselator:
 
 
 def brusselator(n: int, alpha: float = 0.1, a: float = 1.0, b: float = 3.4) -> Problem:
-    """The Brusselator with diffusion, 2n² unknowns: a chemical clock in space.
+    """The Brusselator with diffusion, 2n² unknowns: an oscillating reaction in space.
 
         ∂u/∂t = αΔu + A + u²v − (B + 1)u
         ∂v/∂t = αΔv + Bu − u²v
 
-    on the periodic unit square, t ∈ [0, 11.5], with u = 22y(1 − y)^(3/2), v = 27x(1 − x)^(3/2) at t = 0.
+    on the periodic unit square, for t ∈ [0, 11.5], from u = 22y(1 − y)^(3/2), v = 27x(1 − x)^(3/2).
 
     Source: Hairer, Wanner, *Solving Ordinary Differential Equations II*, IV.10 (BRUSS-2D, without its
     forcing).
 
     Args:
-        n: cells along each side.
-        alpha: α.
-        a: A.
-        b: B.
+        n: the number of cells along each side.
+        alpha: the diffusion coefficient α.
+        a: the reaction parameter A.
+        b: the reaction parameter B.
     """
     grid = Grid((n, n), boundary="periodic")
     f = Brusselator(alpha, a, b, grid)

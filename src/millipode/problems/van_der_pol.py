@@ -1,4 +1,4 @@
-"""Van der Pol's oscillator: as stiff as you like."""
+"""Van der Pol's oscillator, with adjustable stiffness."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from millipode.problems.problem import JacobianDiagonal, Problem
 
 @dataclass(frozen=True)
 class VanDerPol:
-    """(y₂, μ((1 − y₁²) y₂ − y₁))."""
+    """The right-hand side (y₂, μ((1 − y₁²) y₂ − y₁))."""
 
     mu: float
 
@@ -28,8 +28,8 @@ def van_der_pol(mu: float = 1.0) -> Problem:
 
         y₁' = y₂,   y₂' = μ((1 − y₁²) y₂ − y₁)
 
-    from y = (2, 0), t ∈ [0, 6.3]. Mild for μ = 1. For large μ, y₁ creeps along y₁ = ±2 … ±1 and then jumps
-    within a time of 1/μ, which explicit methods pay for with steps of 1/μ everywhere.
+    from y = (2, 0), for t ∈ [0, 6.3]. It is mild for μ = 1. For large μ, y₁ moves slowly from ±2 to ±1 and then
+    jumps within a time of 1/μ; explicit methods need steps of about 1/μ everywhere.
 
     Source: Hairer, Wanner, *Solving Ordinary Differential Equations II*; Krämer et al. (2022), E.4.
 

@@ -185,7 +185,7 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     record, token = plan.before_step(model, state, a, c.record, reverse)
     taken = correct(model, state, a, token)
     if state.members is not None:
-        ensemble = members.advance(model, state, a, taken.gain, reverse)
+        ensemble = members.advance(model, state, a, taken.gain, token, reverse)
         taken = taken._replace(state=taken.state._replace(members=ensemble))
     record = plan.after_step(model, taken, a.accept, record)
 

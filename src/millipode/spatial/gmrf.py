@@ -16,7 +16,7 @@ from millipode.spatial.matern import Stationary, check_grid
 from millipode.spatial.protocol import Spatial, as_positive
 from millipode.xla.ordering import stored
 
-# Up to this many points, variances are computed one by one.
+# Up to this many points, variances are computed exactly.
 EXACT = 4096
 
 
@@ -25,6 +25,10 @@ def GMRF(precision: Any, **options: Any) -> Spatial:
 
     ``mp.GMRF(grid, kappa=..., alpha=...)`` is ``mp.spatial.GridField``, with Q = (κ² − Δ_h)^α of a grid;
     ``mp.GMRF(Q)`` is ``mp.spatial.SparseField``, with any sparse matrix.
+
+    Args:
+        precision: an ``mp.Grid``, or the matrix Q.
+        options: the other arguments of the class.
 
     >>> GMRF(Grid(8), kappa=3.0).shape
     (8,)
@@ -38,13 +42,13 @@ class GridField(Stationary):
     """Γ̆ = v (κ² − Δ_h)^(−α), with the stencil of a grid.
 
     In D dimensions this tends to a Matérn covariance of smoothness ν = α − D/2 and length √(2ν)/κ on fine
-    grids. zᵀ Γ̆⁻¹ z takes α/2 stencils, and no transform, where α is an integer.
+    grids. If α is an integer, zᵀ Γ̆⁻¹ z takes α/2 applications of the stencil and no transform.
 
     Args:
         grid: the ``mp.Grid`` that y lives on.
-        kappa: κ > 0, one over the length.
-        alpha: the power, positive.
-        variance: v, a factor. Only ratios between components matter, as γ calibrates the rest.
+        kappa: κ > 0, in units of one over the grid's lengths.
+        alpha: α > 0, the power.
+        variance: v > 0, a factor. Only its ratios between components matter, because γ is calibrated.
     """
 
     grid: Grid
@@ -64,7 +68,7 @@ class GridField(Stationary):
         self.precision = (self.kappa**2 - grid.eigenvalues()) ** alpha / self.variance
 
     def quadratic(self, z: Array) -> Array:
-        """By stencils: ‖A^(α/2) z‖² with A = κ² − Δ_h."""
+        """zᵀ Γ̆⁻¹ z = ‖A^(α/2) z‖²/v with A = κ² − Δ_h, by stencils if α is an integer."""
         if self.alpha != int(self.alpha):
             return super().quadratic(z)
         for _ in range(int(self.alpha) // 2):
@@ -80,17 +84,18 @@ class SparseField(Spatial):
     """Γ̆ = Q⁻¹ for a sparse symmetric positive definite matrix Q, on any set of points.
 
     zᵀ Q z is one sparse product. Samples and log det Q come from a sparse Cholesky factorisation (SciPy's
-    SuperLU, on the host), or, where its fill-in would be too much, from Lanczos' method (``matfree``): then
-    log det Q is estimated, too. Both need ``pip install 'millipode[sparse]'``. Variances of more than 4096
-    points are estimated from samples, each averaged over what its neighbours say of it (Sidén, Lindgren,
-    Bolin, Villani 2018): to a few per cent, mostly.
+    SuperLU, on the host) or, if its fill-in would be too large, from Lanczos' method (``matfree``), by which
+    log det Q is an estimate. Both need ``pip install 'millipode[sparse]'``. The variances of more than 4096
+    points, or of any number by Lanczos' method, are estimated from samples of E[x_i | all others] (Sidén,
+    Lindgren, Bolin, Villani 2018), usually to a few per cent.
 
     Args:
-        precision: Q, any of SciPy's sparse matrices, or an array. It is not differentiable.
-        method: ``"cholesky"`` or ``"matrix-free"``.
-        probes: the number of random vectors of all estimates; their errors go with 1/√probes.
-        iterations: of Lanczos' method; some multiple of the root of Q's condition number.
-        key: of the random vectors.
+        precision: Q, (d, d), any of SciPy's sparse matrices or an array. It is not differentiable.
+        method: ``"cholesky"`` or ``"matrix-free"`` (Lanczos' method).
+        probes: the number of random vectors of each estimate; errors decrease like 1/√probes.
+        iterations: the number of iterations of Lanczos' method; choose some multiple of the square root of
+            Q's condition number.
+        key: the random key of these vectors, ``jax.random.key(0)`` by default.
     """
 
     is_flat = True
@@ -132,19 +137,17 @@ class SparseField(Spatial):
             self.variances = self._estimated_variances(matrix.diagonal(), key, probes)
 
     def quadratic(self, z: Array) -> Array:
-        """One sparse product."""
+        """zᵀ Q z, by one sparse product."""
         return jnp.sum(z * (self.precision @ z))
 
     def correlate(self, white: Array) -> Array:
-        """Q⁻¹ times a root of Q, or Q^(−½) x."""
+        """L x with L = Q⁻¹ times a root of Q, or L = Q^(−½) by Lanczos' method."""
         return self._inverse_root(white) if self.factor is None else self.factor.correlate(white)
 
     def diagonal(self) -> Array:
-        """As it was found."""
         return self.variances
 
     def logdet(self) -> Array:
-        """As it was found."""
         return self.log_determinant
 
     def to_dense(self) -> Float[Array, "d d"]:
@@ -166,15 +169,15 @@ class SparseField(Spatial):
         return stochtrace.estimator_monte_carlo(integrand, sampler)(self._product, key)
 
     def _check_iterations(self, key: Array) -> None:
-        """Q^(−½) twice, and Q once, leave everything as it was."""
+        """Raise ``ValueError`` unless Q Q^(−½) Q^(−½) x = x up to one per cent, for a random x."""
         white = jax.random.normal(key, self.shape)
         back = self._product(self._inverse_root(self._inverse_root(white)))
         gap = float(jnp.linalg.norm(back - white) / jnp.linalg.norm(white))
         if not (gap < 0.01 and jnp.isfinite(self.log_determinant)):
             raise ValueError(
-                f"GMRF: {self.iterations} iterations of Lanczos' method do not suit this precision matrix: "
-                "its condition number asks for more, or its few distinct eigenvalues for less, or it is not "
-                "positive definite. Change iterations, or use method='cholesky'."
+                f"GMRF: {self.iterations} iterations of Lanczos' method do not suit this precision matrix. "
+                "Either its condition number needs more, or it has few distinct eigenvalues and needs fewer, "
+                "or it is not positive definite. Change iterations, or use method='cholesky'."
             )
 
     def _estimated_variances(self, diagonal: np.ndarray, key: Array, probes: int) -> Array:
@@ -189,13 +192,13 @@ class SparseField(Spatial):
 
 
 _INDEFINITE = (
-    "GMRF: the precision is not positive definite. That of an intrinsic field is not, as constants have no "
-    "variance there: add a small multiple of the identity."
+    "GMRF: the precision is not positive definite. If it is that of an intrinsic field, whose constants have "
+    "no finite variance, add a small multiple of the identity."
 )
 
 
 def _checked(precision: Any) -> Any:
-    """As a sparse matrix of SciPy's; symmetric."""
+    """Q as a SciPy sparse matrix; raise ``ValueError`` unless it is square, finite and symmetric."""
     matrix = _needed("scipy.sparse").csc_matrix(precision, dtype=float)
     if matrix.shape[0] != matrix.shape[1] or not matrix.shape[0]:
         raise ValueError(f"GMRF: the precision must be a square matrix, its shape is {matrix.shape}.")
@@ -239,7 +242,7 @@ class Factor:
         return self.lu.solve(rough).T.reshape(white.shape).astype(white.dtype)
 
     def variances(self) -> np.ndarray:
-        """The diagonal of Q⁻¹, column by column."""
+        """The diagonal of Q⁻¹, (d,), computed column by column."""
         n = self.root.shape[0]
         batches = [np.arange(i, min(i + 256, n)) for i in range(0, n, 256)]
         return np.concatenate(
@@ -253,5 +256,5 @@ def _needed(name: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"A random field with a general precision matrix needs {name.split('.')[0]}: pip install "
-            "'millipode[sparse]'. On a grid, mp.GMRF(grid, kappa=...) does not."
+            "'millipode[sparse]'. On a grid, mp.GMRF(grid, kappa=...) works without it."
         ) from error

@@ -4,11 +4,11 @@ A Matérn kernel is a mixture of Gaussians: with t ~ Gamma(ν, 1) and z = √(2�
 
     k(r) = 2^(1−ν)/Γ(ν) z^ν K_ν(z) = E[exp(−z²/4t)].
 
-A Gaussian is a product over the axes, and along one axis the eigenvalue of its matrix that belongs to a
-wave of phase φ from cell to cell is a theta function, Σ_j exp(−j²/2s²) cos(jφ), which two series give to
-rounding with four terms: one for s = σ/dx below 0.4, the other, by Poisson's summation, above. What is left
-is a sum over the nodes of a quadrature in log t: all terms are positive, nothing cancels, every smoothness,
-length and number of dimensions is alike, and derivatives are those of the formula.
+A Gaussian is a product over the axes. Along one axis, the eigenvalue of its matrix for a wave of phase φ from
+cell to cell is a theta function, Σ_j exp(−j²/2s²) cos(jφ). A few terms of a series give it up to rounding:
+this one for s = σ/dx below 0.4, and the one from Poisson's summation formula above. The expectation is then
+a sum over the nodes of a quadrature in log t. All its terms are positive, so nothing cancels. The same
+formula holds for every smoothness, length and number of dimensions, and it is differentiated as it stands.
 """
 
 import math
@@ -27,51 +27,51 @@ from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Spatial, as_positive
 from millipode.xla.ordering import stored
 
-# How many numbers a table of theta functions may have.
+# The largest number of entries in a table of theta functions.
 PIECE = 2**18
 
 
 class Stationary(Spatial):
-    """Models that the waves of a grid diagonalise.
+    """Spatial covariances that are diagonal in the basis of a grid.
 
     Attributes:
-        grid: on which they live.
-        precision: the inverse variance of each mode.
+        grid: the grid of the points.
+        precision: the inverse variance of each mode, like the modes.
     """
 
     grid: eqx.AbstractVar[Grid]
     precision: eqx.AbstractVar[Float[Array, "*modes"]]
 
     def quadratic(self, z: Array) -> Array:
-        """In modes."""
+        """zᵀ Γ̆⁻¹ z, computed in modes."""
         modes = self.grid.basis.to_modes(z)
         return stored(lambda x, p: jnp.sum(x**2 * p), modes, self.precision)
 
     def correlate(self, white: Array) -> Array:
-        """White noise is white in modes too."""
+        """V P^(−½) x for the precisions P: white noise can be taken as modes, because V is orthonormal."""
         return self.grid.basis.from_modes(white.reshape(self.precision.shape) / jnp.sqrt(self.precision))
 
     def diagonal(self) -> Array:
-        """One transform; one number where there are no walls."""
+        """The variances, by one transform; one number if the grid has no walls."""
         if set(self.grid.boundary) == {"periodic"}:
             return jnp.mean(1 / self.precision)
         return self.grid.basis.variance(1 / self.precision)
 
     def logdet(self) -> Array:
-        """−Σ log of the precisions."""
+        """Minus the sum of the logarithms of the precisions."""
         return -jnp.sum(jnp.log(self.precision))
 
     def spectrum(self, linear: Linear) -> Array:
-        """The inverse of the precisions, on the same grid."""
+        """The variance of each mode; raise ``ValueError`` unless ``linear`` is on the same grid."""
         if linear.basis != self.grid.basis:
             raise ValueError(
-                f"spatial lives on the modes of {self.grid.basis}, but linear on those of {linear.basis}. "
+                f"spatial is made for the modes of {self.grid.basis}, but linear for those of {linear.basis}. "
                 "Make both from the same mp.Grid."
             )
         if linear.lengths not in (None, self.grid.lengths):
             raise ValueError(
-                f"spatial lives on a grid with sides of length {self.grid.lengths}, but linear on one with "
-                f"{linear.lengths}. Make both from the same mp.Grid."
+                f"spatial is made for a grid with sides of length {self.grid.lengths}, but linear for one "
+                f"with {linear.lengths}. Make both from the same mp.Grid."
             )
         return 1 / self.precision
 
@@ -79,18 +79,20 @@ class Stationary(Spatial):
 class Matern(Stationary):
     """Γ̆ = k(X, X) for a Matérn kernel k and the cell centres X of a grid; O(d log d), and O(d) memory.
 
-    Around a periodic axis the kernel wraps around. At walls it is reflected as the grid's fields are: with
-    k(x, x') ± k(x, −x'), for Neumann walls the variance grows towards them, up to twofold, and for Dirichlet
-    ones it goes to zero. A few lengths away from walls nothing of that is left.
+    Around a periodic axis the kernel wraps around. At a wall it is reflected like the grid's fields, to
+    k(x, x') ± k(x, −x'): towards a Neumann wall the variance grows up to twofold, and towards a Dirichlet wall
+    it goes to zero. A few lengths away from the walls this effect is negligible.
 
     Args:
         grid: the ``mp.Grid`` that y lives on.
         smoothness: ν > 0, how often samples can be differentiated in space; ``float("inf")`` for the squared
             exponential kernel.
-        length_scale: ℓ, in the units of the grid's lengths; one, or one per axis.
-        variance: of each point. Only ratios between components matter, as γ calibrates the rest.
-        nugget: white noise, as a fraction of the variance. Smooth kernels on fine grids give the shortest
-            waves next to no variance, and rounding in residuals then looks like a surprise; 1e-8 mends that.
+        length_scale: ℓ > 0, in the units of the grid's lengths: one number, or one per axis.
+        variance: the variance of each point, k(x, x). Only its ratios between components matter, because γ is
+            calibrated.
+        nugget: the variance of additional white noise, as a fraction of ``variance``. Smooth kernels on fine
+            grids give the shortest waves almost no variance, so that rounding errors in residuals weigh too
+            much; 1e-8 prevents that.
 
     >>> grid = Grid((64, 64), boundary="periodic")
     >>> model = Matern(grid, smoothness=1.5, length_scale=0.1)
@@ -133,13 +135,13 @@ class Matern(Stationary):
 
 
 def check_grid(grid: Any, name: str) -> None:
-    """Raise if this is no grid."""
+    """Raise ``TypeError`` unless ``grid`` is an ``mp.Grid``."""
     if not isinstance(grid, Grid):
         raise TypeError(f"{name}: grid must be an mp.Grid, got {type(grid).__name__}.")
 
 
 def _check_spectrum(spectrum: Array) -> None:
-    """Raise if the rounding of a residual would outweigh the residual itself in zᵀ Γ̆⁻¹ z."""
+    """Raise ``ValueError`` if the rounding of a residual would outweigh the residual itself in zᵀ Γ̆⁻¹ z."""
     if isinstance(spectrum, jax.core.Tracer):
         return
     smallest, largest = float(jnp.min(spectrum)), float(jnp.max(spectrum))
@@ -155,7 +157,7 @@ def _check_spectrum(spectrum: Array) -> None:
 def _spectrum(
     grid: Grid, smoothness: float, lengths: tuple[Array, ...], variance: Array, nugget: Array
 ) -> Float[Array, "*modes"]:
-    """The variance of each mode."""
+    """The variance of each mode, like the modes."""
     nodes, weights = _mixture(smoothness)
     kind = jnp.result_type(float)
     phases = [jnp.asarray(p, kind) for p in grid.basis.frequencies()]
@@ -164,7 +166,7 @@ def _spectrum(
     def factor(phases: Array, width: Array) -> Float[Array, "q n"]:
         return jax.vmap(lambda s: _theta(phases, s))(width)
 
-    # The longest axis in pieces, so that nothing is much larger than the spectrum.
+    # The longest axis is processed in pieces, so that no array is much larger than the spectrum.
     longest = int(np.argmax([p.size for p in phases]))
     others = [factor(p, w) for i, (p, w) in enumerate(zip(phases, widths, strict=True)) if i != longest]
     letters = "abcdefgh"[: len(phases)]
@@ -188,8 +190,8 @@ def _spectrum(
 def _mixture(smoothness: float) -> tuple[np.ndarray, np.ndarray]:
     """Widths of Gaussians as multiples of ℓ, and their weights, by the trapezoidal rule in log t.
 
-    The integrand is analytic where |Im log t| < π/2, so that steps of 0.2 are good to rounding, unless it is
-    as narrow as for large ν.
+    The integrand is analytic where |Im log t| < π/2, so steps of 0.2 are exact up to rounding. For large ν it
+    is narrow, and the steps are shorter.
     """
     if smoothness == math.inf:
         return np.ones(1), np.ones(1)
@@ -204,7 +206,7 @@ def _mixture(smoothness: float) -> tuple[np.ndarray, np.ndarray]:
 def _theta(phases: Array, s: Array) -> Array:
     """Σ_j exp(−j²/2s²) cos(jφ) over all integers j, for phases from 0 to π."""
     narrow = s < 0.4
-    # Narrower than this is white to rounding, and its square would overflow.
+    # A kernel narrower than 0.05 is white up to rounding, and one over its square would overflow.
     small, large = jnp.where(narrow, jnp.maximum(s, 0.05), 0.4), jnp.where(narrow, 0.4, s)
     direct = 1 + 2 * sum(jnp.exp(-(j**2) / (2 * small**2)) * jnp.cos(j * phases) for j in range(1, 6))
     dual = sum(jnp.exp(-0.5 * (large * (phases + 2 * math.pi * m)) ** 2) for m in range(-4, 5))

@@ -1,4 +1,4 @@
-"""What a spatial covariance Γ̆ must be able to do."""
+"""What every spatial covariance Γ̆ offers, and a diagonal one."""
 
 import abc
 import math
@@ -17,13 +17,13 @@ class Spatial(eqx.Module):
     """Γ̆: a positive definite covariance between points in space, of one component of y.
 
     To write your own, derive from this class (an ``equinox.Module``), declare ``shape`` and write the four
-    abstract methods; everything else follows. They are called inside ``jit``, so they are made of JAX
+    abstract methods; everything else follows from them. They are called inside ``jit``, so write them in JAX
     operations.
 
     Attributes:
-        shape: of the points, which are the last axes of y; the axes before them number components, which are
-            independent of each other.
-        is_flat: whether the points have no order, and may lie along any number of axes.
+        shape: the shape of the points, which are the last axes of y. The axes before them number components,
+            which are independent of each other.
+        is_flat: whether only the number of points matters, so that they may lie along any number of axes.
     """
 
     shape: eqx.AbstractVar[tuple[int, ...]]
@@ -50,7 +50,7 @@ class Spatial(eqx.Module):
         return self.correlate(jax.random.normal(key, self.shape, self._kind))
 
     def to_dense(self) -> Float[Array, "d d"]:
-        """Γ̆ itself. For tests and small problems: O(d²)."""
+        """Γ̆ as a matrix, for tests and small problems: O(d²)."""
         d = math.prod(self.shape)
         columns = jax.vmap(self.correlate)(jnp.eye(d, dtype=self._kind).reshape(d, *self.shape))
         root = columns.reshape(d, d)
@@ -74,7 +74,7 @@ class Diagonal(Spatial):
     """Γ̆ = diag(v): independent points with known relative variances.
 
     Args:
-        variances: v, positive, of the shape of y or of its last axes.
+        variances: v > 0, of the shape of y or of its last axes.
 
     >>> float(Diagonal([1.0, 4.0]).quadratic(jnp.array([1.0, 2.0])))
     2.0
@@ -88,24 +88,32 @@ class Diagonal(Spatial):
         self.shape = self.variances.shape
 
     def quadratic(self, z: Array) -> Array:
-        """Σ z²/v."""
+        """The sum Σ z²/v."""
         return jnp.sum(z**2 / self.variances)
 
     def correlate(self, white: Array) -> Array:
-        """√v x."""
+        """The product √v x."""
         return jnp.sqrt(self.variances) * white
 
     def diagonal(self) -> Array:
-        """The variances."""
+        """The variances v."""
         return self.variances
 
     def logdet(self) -> Array:
-        """Σ log v."""
+        """The sum Σ log v."""
         return jnp.sum(jnp.log(self.variances))
 
 
 def as_positive(x: Any, name: str, scalar: bool = False) -> Any:
-    """A parameter as an array that is traced, not hashed; positive and finite where that can be seen."""
+    """The parameter x as an array, so that it is traced and not hashed.
+
+    Raise ``ValueError`` unless it is positive and finite, which cannot be checked while it is traced.
+
+    Args:
+        x: a number or an array.
+        name: the name of the parameter, for the message.
+        scalar: whether it must be a single number.
+    """
     if scalar and np.ndim(x):
         raise ValueError(f"{name} must be a single number, got an array of shape {np.shape(x)}.")
     if isinstance(x, jax.core.Tracer):

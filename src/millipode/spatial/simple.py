@@ -1,4 +1,4 @@
-"""Models of space without structure: none at all, variances, or any matrix."""
+"""Spatial covariances without structure: the identity, and any matrix."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -15,32 +15,28 @@ from millipode.spatial.protocol import Spatial
 
 
 class Identity(Spatial):
-    """Γ̆ = I, which is what no model means.
+    """Γ̆ = I: independent points of equal variance, as without a spatial covariance.
 
     Args:
-        shape: of the points.
+        shape: the shape of the points.
     """
 
     shape: tuple[int, ...] = eqx.field(static=True, converter=tuple)
 
     def quadratic(self, z: Array) -> Array:
-        """zᵀz."""
         return jnp.sum(z**2)
 
     def correlate(self, white: Array) -> Array:
-        """X."""
         return white
 
     def diagonal(self) -> Array:
-        """1."""
         return jnp.ones(())
 
     def logdet(self) -> Array:
-        """0."""
         return jnp.zeros(())
 
     def spectrum(self, linear: Linear) -> Array:
-        """1 for every mode."""
+        """Ones, like the modes."""
         modes = jax.eval_shape(
             linear.basis.to_modes, jax.ShapeDtypeStruct(self.shape, jnp.result_type(float))
         )
@@ -48,11 +44,11 @@ class Identity(Spatial):
 
 
 class Dense(Spatial):
-    """Γ̆ = any symmetric positive definite matrix, factorised once: O(d³), then O(d²) per step.
+    """Any symmetric positive definite matrix Γ̆. It is factorised once, in O(d³); a step takes O(d²).
 
     Args:
-        matrix: Γ̆, over the last axes of y, flattened.
-        nugget: added to its diagonal.
+        matrix: Γ̆, (d, d) for d points; these are the last axes of y, flattened.
+        nugget: a variance that is added to the diagonal of Γ̆.
 
     >>> model = Dense([[2.0, 1.0], [1.0, 2.0]])
     >>> float(jnp.round(model.quadratic(jnp.array([1.0, 0.0])), 6))
@@ -68,7 +64,7 @@ class Dense(Spatial):
         if jnp.iscomplexobj(matrix):
             raise ValueError("Dense: the covariance must be real, got complex numbers.")
         if not isinstance(nugget, jax.core.Tracer) and not 0 <= float(nugget) < np.inf:
-            raise ValueError(f"Dense: nugget is a variance, at least 0; got {nugget}.")
+            raise ValueError(f"Dense: nugget is a variance and must be at least 0, got {nugget}.")
         matrix = jnp.asarray(matrix, jnp.result_type(float, jnp.asarray(matrix).dtype))
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
             raise ValueError(f"Dense: the covariance must be a square matrix, its shape is {matrix.shape}.")
@@ -87,20 +83,20 @@ class Dense(Spatial):
             smallest, largest = (float(x) for x in jnp.linalg.eigvalsh(matrix)[jnp.array([0, -1])])
             raise ValueError(
                 f"Dense: the covariance is not positive definite, its eigenvalues reach from {smallest:.3g} "
-                f"to {largest:.3g}. If that is rounding, as of smooth kernels on close points, pass "
-                f"nugget={max(1e-6 * largest, -2 * smallest):.1g}, or use a rougher kernel or mp.Matern on a "
-                "grid, which has no such trouble."
+                f"to {largest:.3g}. If the cause is rounding, as for smooth kernels on close points, pass "
+                f"nugget={max(1e-6 * largest, -2 * smallest):.1g}, or use a rougher kernel, or mp.Matern on a "
+                "grid, which does not have this problem."
             )
         self.root, self.shape = root, root.shape[:1]
 
     @classmethod
     def of_kernel(cls, kernel: Callable[[Array, Array], Any], points: ArrayLike, nugget: float = 0.0) -> Self:
-        """Γ̆ = k(X, X).
+        """The covariance Γ̆ = k(X, X) of a kernel k.
 
         Args:
-            kernel: of two points.
-            points: X, the point index first.
-            nugget: added to the diagonal.
+            kernel: k, a function of two points that returns a number.
+            points: X, an array with the points along its first axis.
+            nugget: a variance that is added to the diagonal of Γ̆.
 
         >>> Dense.of_kernel(lambda x, y: jnp.exp(-jnp.abs(x - y)), jnp.arange(3.0)).shape
         (3,)
@@ -114,17 +110,17 @@ class Dense(Spatial):
         return cls(matrix, nugget)
 
     def quadratic(self, z: Array) -> Array:
-        """‖L⁻¹z‖²."""
+        """‖L⁻¹z‖², with the Cholesky factor L."""
         return jnp.sum(solve_triangular(self.root, z, lower=True) ** 2)
 
     def correlate(self, white: Array) -> Array:
-        """L x, L the Cholesky factor."""
+        """L x, with the Cholesky factor L."""
         return self.root @ white
 
     def diagonal(self) -> Array:
-        """Squared norms of the rows of L."""
+        """The squared norms of the rows of L, (d,)."""
         return jnp.sum(self.root**2, axis=1)
 
     def logdet(self) -> Array:
-        """2 Σ log L_ii."""
+        """The sum 2 Σ log L_ii."""
         return 2 * jnp.sum(jnp.log(jnp.diagonal(self.root)))

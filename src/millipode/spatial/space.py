@@ -1,4 +1,4 @@
-"""Γ̆ of all of y, and where a filter needs it.
+"""The spatial covariance Γ̆ of all of y, as a filter uses it.
 
 The paper's Section 3.3: the prior covariance of y is γ² Γ̆ for any Γ̆, and EK0 keeps C = Γ̆ ⊗ C̆. The gain
 does not depend on Γ̆, so the filter computes with I ⊗ C̆. Γ̆ enters in four places: the calibration
@@ -18,7 +18,8 @@ from millipode.linalg.fields import Field, dtype, safe_sqrt, size, total
 from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Diagonal, Spatial
 
-# Up to this many components, each goes through its covariance by itself: faster to run, slower to compile.
+# Up to this many components are processed one by one rather than by ``vmap``, which is faster to run and
+# slower to compile.
 FEW = 4
 
 
@@ -27,9 +28,9 @@ class Space(eqx.Module):
 
     Attributes:
         models: for every leaf of y, one covariance for all of its components, or one for each.
-        std: the roots of the diagonal, like y or what can be broadcast to that.
-        log_determinant: log det Γ̆.
-        shapes: of the covariances' points, leaf by leaf.
+        std: the square roots of the diagonal of Γ̆, one array per leaf that can be broadcast to the leaf.
+        log_determinant: the number log det Γ̆.
+        shapes: the shape of the covariances' points, for every leaf of y.
     """
 
     models: tuple[tuple[Spatial, ...], ...]
@@ -39,14 +40,23 @@ class Space(eqx.Module):
 
     @classmethod
     def of(cls, spatial: Any, y: Field) -> Self:
-        """Γ̆ of a state like y, from the covariances that a user gave for its leaves or components."""
+        """Γ̆ of a state like y.
+
+        Args:
+            spatial: the user's covariances: one for all, one per leaf of y, or a list with one per component.
+            y: a field, for its structure, shapes and dtype.
+        """
         return cls._made(_grouped(spatial, y), y)
 
     @classmethod
     def in_modes(cls, spatial: Any, y: Field, linear: Linear, modes: Field) -> Self:
-        """Γ̆ of the modes of such a state, if the basis of a linear part diagonalises all covariances.
+        """Γ̆ of the modes of a state like y, if the basis of a linear part diagonalises all covariances.
 
-        Where a reaction couples components, their modes are one array.
+        Args:
+            spatial: the user's covariances, as for ``of``.
+            y: a field, for its structure, shapes and dtype.
+            linear: the linear part.
+            modes: the modes of y; one array for all components if a reaction couples them.
         """
         groups = _grouped(spatial, y)
         for group, leaf in zip(groups, jax.tree.leaves(y), strict=True):
@@ -92,7 +102,7 @@ class Space(eqx.Module):
         return jax.tree.unflatten(tree, shaped)
 
     def _each(self, method: str, x: Field) -> list[Array]:
-        """Leaf by leaf."""
+        """The results of a method of the covariances, leaf by leaf, with components along the first axis."""
         leaves = zip(self.models, self.shapes, jax.tree.leaves(x), strict=True)
         return [_each(models, method, leaf.reshape(-1, *shape)) for models, shape, leaf in leaves]
 
@@ -106,7 +116,7 @@ def _is_model(x: Any) -> bool:
 
 
 def _grouped(spatial: Any, y: Field) -> list[tuple[Spatial, ...]]:
-    """The models of each leaf."""
+    """The covariances of each leaf of y."""
     leaves, tree = jax.tree.flatten(y)
     if _is_model(spatial):
         return [(spatial,)] * len(leaves)
@@ -135,7 +145,7 @@ def _cast(model: Spatial, kind: Any) -> Spatial:
 
 
 def _components(model: Spatial, shape: tuple[int, ...]) -> int:
-    """How many of them an array of this shape has."""
+    """The number of components of an array of this shape; raise ``ValueError`` if it does not fit."""
     points, axes = tuple(model.shape), _axes(model, shape)
     if axes is None:
         raise ValueError(
@@ -147,7 +157,7 @@ def _components(model: Spatial, shape: tuple[int, ...]) -> int:
 
 
 def _axes(model: Spatial, shape: tuple[int, ...]) -> int | None:
-    """Along how many of the last axes its points come; None if they do not."""
+    """The number of last axes that hold the points of the covariance; None if the shape does not fit."""
     for k in range(len(shape) + 1):
         last = shape[len(shape) - k :]
         if last == tuple(model.shape) or (model.is_flat and math.prod(last) == math.prod(model.shape)):
@@ -161,7 +171,7 @@ def _summary(model: Spatial) -> tuple[Array, Array]:
 
 
 def _spread(model: Spatial, stds: list[Array], shape: tuple[int, ...]) -> Array:
-    """For an array of this shape, from one per component or one for all."""
+    """Standard deviations that broadcast to this shape, from those of each component or of all alike."""
     if len(stds) == 1 and jnp.ndim(stds[0]) == 0:
         return jnp.reshape(stds[0], (1,) * len(shape))
     wide = jnp.stack([jnp.broadcast_to(std, model.shape) for std in stds])
@@ -173,7 +183,7 @@ def _spread(model: Spatial, stds: list[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _each(models: tuple[Spatial, ...], method: str, x: Array) -> Array:
-    """One result per component, by one model for all of them or by one for each."""
+    """The results of a method for the components along the first axis of x, with one covariance or one each."""
     if len(models) == 1 and x.shape[0] > FEW:
         return jax.vmap(getattr(models[0], method))(x)
     models = models * x.shape[0] if len(models) == 1 else models

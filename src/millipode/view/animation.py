@@ -1,4 +1,4 @@
-"""Fields in motion: mean and standard deviation over time, as GIF or MP4."""
+"""Animations of fields: mean and standard deviation over time, as GIF or MP4."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,7 +15,13 @@ FRAMES_PER_SECOND = 12
 
 
 def check(kind: str, grid: Grid | None, y: PyTree) -> None:
-    """Refuse what cannot be animated."""
+    """Raise ``ValueError`` if an animation cannot be made.
+
+    Args:
+        kind: the format, ``"gif"`` or ``"mp4"``.
+        grid: the grid of the solution, if there is one.
+        y: the initial value or the mean, for its structure.
+    """
     if kind not in ("gif", "mp4"):
         raise ValueError(f"Animations are gif or mp4, got {kind!r}.")
     if grid is None or len(grid.shape) > 2 or not hasattr(y, "shape"):
@@ -27,13 +33,13 @@ def check(kind: str, grid: Grid | None, y: PyTree) -> None:
 def animate(
     sol: Viewable, path: Path, *, grid: Grid, components: Sequence[str] | None = None, dpi: int = 90
 ) -> Path:
-    """Draw every saved time as a frame.
+    """Draw every saved time as a frame, and return the path.
 
     Args:
-        sol: with fields on the grid.
-        path: ending in .gif or .mp4.
-        grid: of the last axes of y.
-        components: names along the first axis of y, where there is one before the grid's.
+        sol: a solution with fields on the grid.
+        path: the file to write, ending in .gif or .mp4.
+        grid: the grid of the last axes of y.
+        components: names along the first axis of y, if there is one before the grid's.
         dpi: dots per inch; a panel is about three inches wide.
     """
     check(path.suffix[1:], grid, sol.mean)
@@ -68,7 +74,7 @@ def _ffmpeg() -> str | None:
 def _fields(
     sol: Viewable, grid: Grid, components: Sequence[str] | None
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Name, mean and standard deviation of each component, (time, *grid)."""
+    """The name, the mean and the standard deviation of each component, as arrays (time, *grid)."""
     mean, std = (np.asarray(x).reshape(len(sol.t), -1, *grid.shape) for x in (sol.mean, sol.std))
     count = mean.shape[1]
     named = components if components is not None and len(components) == count else None

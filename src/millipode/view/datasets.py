@@ -1,4 +1,4 @@
-"""Solutions as labelled datasets of ``xarray``, for files and for everything that reads them."""
+"""Solutions as labelled ``xarray`` datasets, and their files."""
 
 import importlib
 import json
@@ -28,10 +28,10 @@ def to_dataset(
 
     Args:
         sol: the solution, with concrete values.
-        grid: whose axes are the last ones of y; they become x, y, z with the cell centres as coordinates.
+        grid: the grid of the last axes of y, which become x, y, z with the cell centres as coordinates.
         components: names along the first axis of y.
-        samples: from ``sol.sample``, to go along.
-        attributes: of the dataset; what is neither a number nor a string is written as JSON.
+        samples: samples from ``sol.sample``, to be included.
+        attributes: attributes of the dataset; values that are neither numbers nor strings become JSON.
 
     Returns:
         An ``xarray.Dataset``. For an array y its variables are ``mean``, ``std`` and perhaps ``sample``;
@@ -69,11 +69,11 @@ def to_dataset(
 
 
 def write(dataset: Any, path: Path) -> Path:
-    """Write a dataset as NetCDF (``.nc``) or as Zarr (``.zarr``); replaces what was there.
+    """Write a dataset as NetCDF (``.nc``) or as Zarr (``.zarr``), and return the path.
 
     Args:
-        dataset: of ``to_dataset``.
-        path: whose ending says which of the two.
+        dataset: the result of ``to_dataset``.
+        path: the file to write, or to replace; its ending selects the format.
     """
     if path.suffix == ".zarr":
         _needed("zarr")
@@ -90,7 +90,7 @@ def write(dataset: Any, path: Path) -> Path:
 def _dimensions(
     shape: tuple[int, ...], grid: Grid | None, components: Sequence[str] | None, leaf: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of y's axes, and the coordinates of those that have some."""
+    """The names of y's axes, and the coordinates of those axes that have coordinates."""
     prefix = f"{leaf}_" if leaf else ""
     rank = 0 if grid is None or shape[-len(grid.shape) :] != grid.shape else len(grid.shape)
     coordinates: dict[str, Any] = {}
@@ -109,18 +109,18 @@ def _dimensions(
 
 
 def _diffusion(sol: Viewable) -> dict[str, Any]:
-    """γ̂²: one number, one per time, or one per unknown as well, leaf by leaf."""
+    """The variables for γ̂², leaf by leaf: one number, one per time, one per unknown, or one per both."""
     found = {}
     shapes = [leaf.shape[1:] for leaf in jax.tree.leaves(sol.mean)]
     leaves = jax.tree_util.tree_leaves_with_path(sol.diffusion)
     for (path, values), shape in zip(leaves, shapes, strict=False):
         leaf = jax.tree_util.keystr(path, simple=True, separator="_")
         values, times = np.asarray(values), len(sol.t)
-        # A number per time, or per unknown of a vector that is as long as there are times: nobody can tell.
+        # If there are as many unknowns as times, one number per time cannot be told from one per unknown.
         if values.shape == shape == (times,):
             continue
         is_dynamic = values.ndim == len(shape) + 1 or (values.ndim == 1 and values.shape[0] == times)
-        # One value per unknown is one per mode where the solver works in another basis than the user.
+        # If the solver works in another basis than the user, one value per unknown is one per mode.
         kind = "mode" if sol.is_in_modes else "unknown"
         stem = f"diffusion_{leaf}" if leaf else "diffusion"
         rest = tuple(f"{stem}_{kind}_{i}" for i in range(values.ndim - is_dynamic))
@@ -134,7 +134,7 @@ def _about(what: str, leaf: str) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)  # NetCDF has no flags
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)  # NetCDF has no booleans
     return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 

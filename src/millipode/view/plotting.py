@@ -1,4 +1,4 @@
-"""Pictures of a posterior: bands for a few unknowns, images for fields."""
+"""Plots of a posterior: lines with bands for a few unknowns, images for fields."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from jaxtyping import Array, ArrayLike
 
 from millipode.view.viewable import Viewable, check_single
 
-MAX_LINES = 12  # more unknowns than this are a field
+MAX_LINES = 12  # more unknowns than this are drawn as a field
 MAX_COMPONENTS = 4  # a leading axis of at most this length numbers the components of a field
 MAX_PIXELS = 512  # per side of an image
-PANELS = 5
+PANELS = 5  # times at which a field in two dimensions is drawn, by default
 
 
 def plot(
@@ -34,11 +34,12 @@ def plot(
     Args:
         sol: the solution.
         components: unknowns to draw as lines, as indices into the flattened y.
-        samples: how many joint samples to draw beside the lines; needs ``smooth=True``.
-        key: of the samples, ``jax.random.key(0)`` by default.
-        times: where to look; by default chosen from what was saved.
-        points: how many times to evaluate for lines and space–time images.
-        names: along the first axis of y, where y is an array.
+        samples: the number of joint samples to draw beside the lines; needs ``smooth=True``.
+        key: the random key of the samples, ``jax.random.key(0)`` by default.
+        times: the times to draw; by default evenly spaced ones if the solution is continuous in time, else
+            saved ones.
+        points: the number of times at which lines and space–time images are evaluated.
+        names: names along the first axis of y, if y is an array.
 
     Returns:
         The matplotlib figure.
@@ -52,9 +53,14 @@ def plot(
     unknowns = sum(int(np.prod(shape)) for shape in shapes)
     if components is not None or unknowns <= MAX_LINES:
         chosen = _chosen(components, unknowns)
-        return _lines(plt, sol, chosen, samples, key, _times(sol, times, points), names)
+        at = _times(sol, times, points)
+        draws = None
+        if samples:
+            key = jax.random.key(0) if key is None else key
+            draws = _flat(sol.sample(key, num=samples, at=at), 2)
+        return _lines(plt, sol, chosen, at, names, draws)
     if samples:
-        raise ValueError("samples are drawn as lines: say which unknowns with components=[...].")
+        raise ValueError("samples are drawn as lines: choose unknowns with components=[...].")
     if any(_rank(shape) == 2 for shape in shapes):
         return _panels(plt, sol, _times(sol, times, PANELS), names)
     if all(_rank(shape) == 1 for shape in shapes):
@@ -73,13 +79,13 @@ def _chosen(components: Sequence[int] | None, unknowns: int) -> list[int]:
 
 
 def _times(sol: Viewable, times: ArrayLike | None, count: int) -> Array:
-    """Given times; else evenly spaced ones where the solution knows them all, else saved ones."""
+    """The given times, or else evenly spaced ones if the solution is continuous, or else saved ones."""
     if times is not None:
         return jnp.atleast_1d(jnp.asarray(times, sol.t.dtype))
     t = np.asarray(sol.t)
     if sol.is_continuous:
         inner = np.linspace(t[0], t[-1], count)
-        # Steps belong to a curve; a few pictures are better evenly spaced.
+        # Curves include the steps; a few images are better evenly spaced.
         spread = np.union1d(t, inner) if count > PANELS and t.size <= 2 * count else inner
         return jnp.asarray(spread if t[-1] >= t[0] else np.sort(spread)[::-1])
     return jnp.asarray(t[np.unique(np.linspace(0, t.size - 1, min(count, t.size)).astype(int))])
@@ -142,17 +148,13 @@ def _lines(
     plt: Any,
     sol: Viewable,
     chosen: list[int],
-    samples: int,
-    key: Array | None,
     times: Array,
     given: Sequence[str] | None,
+    draws: np.ndarray | None,
 ) -> Any:
+    """Mean and two standard deviations of some unknowns; draws are (sample, time, unknown)."""
     marginal, names = sol(times), _names(sol, given)
     t, mean, std = np.asarray(times), _flat(marginal.mean, 1), _flat(marginal.std, 1)
-    draws = None
-    if samples:
-        key = jax.random.key(0) if key is None else key
-        draws = _flat(sol.sample(key, num=samples, at=times), 2)
     figure, (top, bottom) = plt.subplots(
         2, 1, sharex=True, figsize=(7, 5), height_ratios=[3, 1.3], layout="constrained"
     )
@@ -167,7 +169,7 @@ def _lines(
             top.plot(t, draws[:, :, i].T, color=colour, alpha=0.4, lw=0.6)
         positive = np.where(std[:, i] > 0, std[:, i], np.nan)
         bottom.semilogy(t, positive, color=colour, marker=marker, lw=1)
-    top.set_ylabel("mean ± 2 std" + (f", {samples} samples" if samples else ""))
+    top.set_ylabel("mean ± 2 std" + ("" if draws is None else f", {len(draws)} samples"))
     top.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     bottom.set_ylabel("std")
     bottom.set_xlabel("t")

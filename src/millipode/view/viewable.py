@@ -1,4 +1,4 @@
-"""What a solution must offer to be drawn or written."""
+"""What every solution offers to those modules that draw or write it."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -9,12 +9,12 @@ from millipode.status import Stats
 
 
 class Marginal(NamedTuple):
-    """Mean and standard deviation at one or many times.
+    """The mean and the standard deviation of y at one or many times.
 
     Attributes:
         t: the time or times.
-        mean: in the structure of y0, with the axes of ``t`` in front.
-        std: likewise.
+        mean: the mean, in the structure of y0, with the axes of ``t`` in front.
+        std: the standard deviation, like the mean.
     """
 
     t: Array
@@ -23,7 +23,20 @@ class Marginal(NamedTuple):
 
 
 class Viewable(Protocol):
-    """The surface of a ``Solution`` that pictures and datasets are made from; see there."""
+    """Those properties and methods of a ``Solution`` that plots, animations and datasets use.
+
+    Attributes:
+        t: the saved times, (times,).
+        log_evidence: Σ log N(z_n; 0, S_n), a number.
+        stats: counts of steps and evaluations.
+        mean: the mean of y at the saved times, in the structure of y0 with the time in front.
+        std: the standard deviation of y, like the mean.
+        diffusion: γ̂², a number or like y, with the time in front if it is dynamic.
+        status: how the solve ended.
+        message: the same as a sentence.
+        is_continuous: whether the solution can be evaluated between the saved times.
+        is_in_modes: whether a ``diffusion`` per unknown is one per mode.
+    """
 
     @property
     def t(self) -> Array: ...

@@ -48,8 +48,8 @@ class Token(NamedTuple):
     zero: Float[Array, ""]
 
     def hold(self, x: Array) -> Array:
-        """Return x itself, but not before the token is known."""
-        return x + self.zero.astype(x.dtype)
+        """Return x itself, but not before the token is known; x may have any dtype."""
+        return x & (self.zero == 0) if x.dtype == bool else x + self.zero.astype(x.dtype)
 
     def and_after(self, x: PyTree[Array]) -> "Token":
         """A token for these values and for those of this token."""
