@@ -8,15 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from millipode.filter.control import Controller, FixedStep
+from millipode.filter.control import Controller, positive_step
 from millipode.filter.ensemble import Transported
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field, dtype, same_structure
 from millipode.solvers import Solver
-
-
-def is_concrete(x: Any) -> bool:
-    """Whether the values of a pytree can be looked at."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+from millipode.xla.tracing import is_traced
 
 
 def as_array(x: Any, kind: Any) -> Any:
@@ -24,6 +21,11 @@ def as_array(x: Any, kind: Any) -> Any:
     if isinstance(x, jax.Array):
         return x if x.dtype == kind else x.astype(kind)
     return np.asarray(x, kind)
+
+
+def asks_for(argument: Any, word: str) -> bool:
+    """Whether an argument that may also be an array is this word."""
+    return isinstance(argument, str) and argument == word
 
 
 def initial_value(y0: PyTree) -> Field:
@@ -47,7 +49,7 @@ def initial_value(y0: PyTree) -> Field:
     floating = {kind for kind in kinds if kind.kind == "f"}
     target = jax.dtypes.canonicalize_dtype(np.result_type(*(floating or [jnp.result_type(float)])))
     y0 = jax.tree.map(lambda leaf: as_array(leaf, target), y0)
-    if is_concrete(y0) and not all(_all_finite(x) for x in jax.tree.leaves(y0)):
+    if not is_traced(y0) and not all(_all_finite(x) for x in jax.tree.leaves(y0)):
         raise ValueError("y0 has infinite or NaN entries; the solver needs a finite initial value.")
     return y0
 
@@ -88,7 +90,7 @@ def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
     if np.ndim(t0) or np.ndim(t1):
         raise ValueError("t_span must hold two scalars.")
     t0, t1 = as_array(t0, kind), as_array(t1, kind)
-    if is_concrete((t0, t1)) and not (np.isfinite(t0) and np.isfinite(t1)):
+    if not is_traced((t0, t1)) and not (np.isfinite(t0) and np.isfinite(t1)):
         raise ValueError(f"t_span must be finite, got ({t0}, {t1}).")
     return t0, t1
 
@@ -99,7 +101,7 @@ def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
     if type(rtol) is float and type(atol) is float and floor <= rtol < np.inf and 0 <= atol < np.inf:
         return np.asarray(rtol, dtype(y0)), np.asarray(atol, dtype(y0))  # nearly always, and fast
     rtol, atol = _tolerance(rtol, "rtol", y0), _tolerance(atol, "atol", y0)
-    if not is_concrete((rtol, atol)):
+    if is_traced((rtol, atol)):
         return rtol, atol
     relative = [np.asarray(leaf) for leaf in jax.tree.leaves(rtol)]
     absolute = [np.asarray(leaf) for leaf in jax.tree.leaves(atol)]
@@ -108,7 +110,7 @@ def tolerances(rtol: Any, atol: Any, y0: Field) -> tuple[PyTree, PyTree]:
     if any(((x > 0) & (x < floor)).any() for x in relative):
         _warn_raised("rtol", floor, dtype(y0))
         rtol = jax.tree.map(lambda x: jnp.where(x > 0, jnp.maximum(x, floor), x), rtol)
-    if not any(x.any() for x in relative) and is_concrete(y0):
+    if not any(x.any() for x in relative) and not is_traced(y0):
         magnitude = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(y0))
         if any(((x > 0) & (x < floor * magnitude)).any() for x in absolute):
             _warn_raised("atol", floor * magnitude, dtype(y0))
@@ -125,7 +127,7 @@ def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
         _check_numeric(leaf, name)
     kind = dtype(y0)
     tolerance = jax.tree.map(lambda x: as_array(x, kind), tolerance)
-    if is_concrete(tolerance):
+    if not is_traced(tolerance):
         for leaf in jax.tree.leaves(tolerance):
             if not np.all(np.isfinite(leaf)):
                 raise ValueError(f"{name} must be finite, got {leaf}.")
@@ -143,7 +145,7 @@ def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
 
 def save_times(save: Any, t0: Array, t1: Array) -> Array:
     """Save times as an array, inside the span and monotone in the direction of integration."""
-    if isinstance(save, str) or save is None:
+    if save is None or isinstance(save, str):
         raise ValueError(f"save must be 'steps', 'end' or an array of times, got {save!r}.")
     for leaf in jax.tree.leaves(save):
         _check_numeric(leaf, "save")
@@ -152,7 +154,7 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
         raise ValueError(
             f"save must be a one-dimensional, non-empty array of times; its shape is {times.shape}."
         )
-    if is_concrete((times, t0, t1)):
+    if not is_traced((times, t0, t1)):
         ts, a, b = (np.asarray(x) for x in (times, t0, t1))
         if not np.all(np.isfinite(ts)):
             raise ValueError("save times must be finite.")
@@ -169,8 +171,8 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
 
 def smoothing(smooth: Any, save: Any) -> None:
     """Refuse a ``smooth`` that is neither a flag nor "recompute"."""
-    if isinstance(smooth, str) and smooth == "recompute":
-        if not (isinstance(save, str) and save == "steps"):
+    if asks_for(smooth, "recompute"):
+        if not asks_for(save, "steps"):
             raise ValueError(
                 "smooth='recompute' saves memory with save='steps'; any other save needs little with "
                 "smooth=True."
@@ -207,34 +209,24 @@ def controller(given: Any, default: Controller, kind: Any) -> Controller:
     given = default if given is None else given
     if not isinstance(given, Controller):
         raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {given!r}.")
-    if isinstance(given, FixedStep):
-        return FixedStep(positive_scalar(given.h, "FixedStep: h", kind))
-    return given
+    return given.fitted(kind)
 
 
 def max_steps(number: Any) -> int:
     """The bound on attempts."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise ValueError(f"max_steps must be a positive integer, got {number!r}.")
-    return int(number)
+    return as_integer(number, "max_steps", 1)
 
 
 def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
     """The first step as a positive scalar, or None."""
     if dt0 is None:
         return None
-    if isinstance(controller, FixedStep):
-        raise ValueError("dt0 has no meaning with mp.FixedStep, which already says every step.")
-    return positive_scalar(dt0, "dt0", kind)
-
-
-def positive_scalar(x: Any, name: str, kind: Any) -> Array:
-    """A step size, which is positive in either direction of time."""
-    _check_numeric(x, name)
-    x = as_array(x, kind)
-    if np.ndim(x) != 0 or (is_concrete(x) and not 0 < x < np.inf):
-        raise ValueError(f"{name} must be a positive, finite scalar (in either direction of time), got {x}.")
-    return x
+    if controller.knows_first_step:
+        raise ValueError(
+            f"dt0 has no meaning with mp.{type(controller).__name__}, which already says every step."
+        )
+    _check_numeric(dt0, "dt0")
+    return positive_step(dt0, "dt0", kind)
 
 
 def describe(y: Field) -> str:

@@ -23,6 +23,7 @@ from millipode.save.protocol import SavePlan
 from millipode.solvers import EK0, Solver
 from millipode.xla.compiling import outside_transformations
 from millipode.xla.constants import with_constants
+from millipode.xla.tracing import is_traced
 
 MAX_STEPS = 100_000
 DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
@@ -72,13 +73,13 @@ def prepare(
     tolerances = Tolerances(*checks.tolerances(rtol, atol, y0))
     dt0 = checks.first_step(dt0, controller, kind)
     linearisation = solver.linearisation(y0)
-    solver.check_span(float(t1) - float(t0) if checks.is_concrete((t0, t1)) else None, kind)
+    solver.check_span(float(t1) - float(t0) if not is_traced(t0, t1) else None, kind)
     smooth = checks.uncertainty(uncertainty, smooth)
     checks.smoothing(smooth, save)
     needs = memory.Needs.of(y0, solver, uncertainty)
     memory.check_working(needs, y0, solver)
     if uncertainty is not None:
-        times = len(save) if not isinstance(save, str) and np.ndim(save) == 1 else 0
+        times = len(save) if np.ndim(save) == 1 else 0
         memory.check_members(needs, uncertainty, y0, solver.order, times)
     # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
     args = jax.tree.map(lambda x: np.asarray(x, kind) if type(x) is float else x, args)
@@ -97,13 +98,13 @@ def _save_plan(
     save: Any, smooth: bool | str, setup: Setup, y0: Field, needs: memory.Needs
 ) -> tuple[SavePlan, int]:
     """The plan, and the bytes that it may use."""
-    if isinstance(save, str) and save == "end":
+    if checks.asks_for(save, "end"):
         return SAVE_END, 0
-    if not (isinstance(save, str) and save == "steps"):
+    if not checks.asks_for(save, "steps"):
         times = checks.save_times(save, setup.t0, setup.t1)
         return (SmoothTimes(times) if smooth else SaveTimes(times)), 0
     ends = setup.t0, setup.t1
-    span = abs(float(ends[1]) - float(ends[0])) if checks.is_concrete(ends) else np.inf
+    span = abs(float(ends[1]) - float(ends[0])) if not is_traced(ends) else np.inf
     bounded = outside_transformations()
     steps = memory.expected_steps(setup.controller, span, setup.max_steps, bounded)
     budget = memory.budget_for_steps(needs, y0, smooth, steps, bounded)
@@ -116,6 +117,6 @@ def _save_plan(
 
 def _sign(t0: Any, t1: Any, kind: Any) -> Any:
     """+1 forwards in time, −1 backwards."""
-    if checks.is_concrete((t0, t1)):
+    if not is_traced(t0, t1):
         return np.asarray(1 if t1 >= t0 else -1, kind)
     return jnp.where(t1 >= t0, 1, -1).astype(kind)

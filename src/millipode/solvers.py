@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from millipode.filter.calibration import Diffusion, DynamicDiffusion
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field
 from millipode.model.linearisation import (
     FirstOrder,
@@ -253,9 +254,7 @@ class SpectralEK1(Solver):
                 "part, use mp.DiagonalEK1."
             )
         self.linear = linear
-        if refresh is not None and (isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1):
-            raise ValueError(f"refresh must be a positive number of steps or None, got {refresh!r}.")
-        self.refresh = refresh
+        self.refresh = None if refresh is None else as_integer(refresh, "refresh", 1)
         self.diffusion = _diffusion(diffusion)
         self.spatial = _spatial(spatial, self.diffusion)
         why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."

@@ -5,7 +5,7 @@
 | Kronecker | C = I ⊗ RᵀR | R: (n−1, n) | EK0 with a shared diffusion |
 | block-diagonal | C = blockdiag(RᵢᵀRᵢ) | R: (n−1, n, *shape) | diagonal Jacobians |
 | coupled | C = blockdiag over modes | R: (k, n c, *modes) | Jacobians that couple c components per mode |
-| dense | C = RᵀR | R: (n d, n d) | everything |
+| dense | C = RᵀR | R: (n d, n d) | all Jacobians |
 
 The noise-free correction leaves a block of rank n−1, so structured factors drop a row.
 """

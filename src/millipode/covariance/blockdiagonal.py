@@ -23,19 +23,19 @@ class BlockDiagonal(Covariance):
     """C = blockdiag(R₁ᵀR₁, …, R_dᵀR_d).
 
     Attributes:
-        root: a field; every leaf is (n−1, n, *shape).
+        root: the factors R_i of all unknowns, as a field; every leaf is (n−1, n, *shape).
     """
 
     root: PyTree[Float[Array, "k n *shape"]]
 
     @classmethod
     def storage(cls, d: int, n: int, components: int) -> Storage:
-        """One block per unknown."""
+        """The numbers of d blocks."""
         return Storage(n * (n - 1) * d, n * n * d, d)
 
     @classmethod
     def initial(cls, root: PyTree[Array], gamma: Coefficient, y: Field) -> Self:
-        """Each unknown's block, or the same for all, times its γ."""
+        """The block of each unknown, or the same for all, times its γ."""
 
         def spread(leaf: Array, s: Array, block: Array) -> Array:
             block = block.reshape(*block.shape, *(1,) * (2 + leaf.ndim - block.ndim))
@@ -48,21 +48,21 @@ class BlockDiagonal(Covariance):
     def process_innovation(
         self, transition: Transition, observation: Observation, z: Field
     ) -> DiagonalInnovation:
-        """One deviation per unknown; one for all where they share the transition and the Jacobian."""
+        """One deviation per unknown, or one for all if they share the transition and the Jacobian."""
         rows = observation.rows(z)
         if transition.is_uniform and _are_shared(rows, z):
             return DiagonalInnovation(blocks.process_std(transition.at(None), BlockObservation(rows[0])))
         return DiagonalInnovation(_elementwise(blocks.process_std, transition, rows, z))
 
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
-        """Unknown by unknown."""
+        """The residual of each unknown times the gain of that unknown."""
         gains = _elementwise(blocks.process_gain, transition, observation.rows(z), z)
         return jax.tree.map(jnp.multiply, gains, z)
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
     ) -> Corrected:
-        """Every block on its own, O(d ν³), tile by tile."""
+        """Extrapolate and condition every block by itself, tile by tile: O(d ν³)."""
 
         def one(root: Array, s: Array, j: Array | None, rate: Array | None) -> tuple[Array, Array, Array]:
             return blocks.correct(root, transition.at(rate), s, BlockObservation(j))
@@ -79,7 +79,6 @@ class BlockDiagonal(Covariance):
         return Corrected(gain, DiagonalInnovation(deviation), BlockDiagonal(posterior))
 
     def rejected(self, z: Field) -> Corrected:
-        """A gain of zero."""
         gain = jax.tree.map(lambda r: jnp.zeros(r.shape[1:], r.dtype), self.root)
         return Corrected(gain, DiagonalInnovation(jax.tree.map(jnp.zeros_like, z)), self)
 
@@ -89,14 +88,14 @@ class BlockDiagonal(Covariance):
         return tuple(jax.tree.map(lambda k, leaf, q=q: k[q] * leaf, gain, z) for q in range(n))
 
     def std(self, y: Field, row: Row, noise: Coefficient, gamma: Coefficient) -> Coefficient:
-        """One number per unknown."""
+        """One standard deviation per unknown."""
         roots, tree = jax.tree.flatten(self.root)
         rows = zip(*(leaves_of(p, y) for p in row), strict=True)
         columns = zip(roots, rows, leaves_of(noise, y), leaves_of(gamma, y), strict=True)
         return jax.tree.unflatten(tree, [blocks.marginal_std(*parts) for parts in columns])
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """Derivative by derivative."""
+        """C as a matrix, ordered by derivative, then by unknown."""
         flat = [r.reshape(*r.shape[:2], -1) for r in jax.tree.leaves(self.root)]
         root = jnp.concatenate(flat, axis=-1)
         n, d = root.shape[1:]
@@ -104,7 +103,7 @@ class BlockDiagonal(Covariance):
         return covariance.reshape(n * d, n * d)
 
     def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
-        """Every block on its own."""
+        """C⁻, by one QR decomposition per unknown."""
 
         def one(root: Array, s: Array, rate: Array | None) -> tuple[Array]:
             return (blocks.predict(root, transition.at(rate), s),)
@@ -113,7 +112,7 @@ class BlockDiagonal(Covariance):
         return type(self)(root)
 
     def backward(self, transition: Transition, gamma: Coefficient, y: Field) -> "BlockDiagonalKernel":
-        """Every block on its own."""
+        """The kernel, by one QR decomposition per unknown."""
 
         def one(root: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
             return blocks.backward(root, transition.at(rate), s)
@@ -122,7 +121,7 @@ class BlockDiagonal(Covariance):
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
     def extend(self, kernel: Kernel, transition: Transition, gamma: Coefficient, y: Field) -> Kernel:
-        """``backward`` and ``compose`` in one go, so that nothing in between is as large as the state."""
+        """``backward`` and ``compose`` in one pass, so that no intermediate array is as large as the state."""
 
         def one(root: Array, gain: Array, noise: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
             step, step_noise = blocks.backward(root, transition.at(rate), s)
@@ -134,7 +133,7 @@ class BlockDiagonal(Covariance):
             *map(jax.tree.leaves, (self.root, kernel.gain, kernel.noise.root)),
             leaves_of(gamma, y),
             transition.rates(y),
-            reuse={1: 2, 0: 1},  # the noise first, which takes the gain as well
+            reuse={1: 2, 0: 1},  # the noise first, because it needs the old gain
         )
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
@@ -150,11 +149,11 @@ class BlockDiagonal(Covariance):
         return BlockDiagonalKernel(gain, BlockDiagonal(jax.tree.map(jnp.zeros_like, gain)))
 
     def square(self) -> Self:
-        """Zero rows are added."""
+        """The same covariance, with zero rows added to every root until it is (n, n)."""
         return type(self)(jax.tree.map(blocks.square, self.root))
 
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
-        """Rᵀε, unknown by unknown."""
+        """Rᵀε, with its own ε for every unknown."""
         k, n = jax.tree.leaves(self.root)[0].shape[:2]
         noise = (numbers or normal)(key, y, k)
 
@@ -168,7 +167,7 @@ class BlockDiagonalKernel(Kernel):
     """One gain and one covariance per unknown.
 
     Attributes:
-        gain: a field; every leaf is (n, n, *shape).
+        gain: G, as a field; every leaf is (n, n, *shape).
         noise: P.
     """
 
@@ -176,7 +175,7 @@ class BlockDiagonalKernel(Kernel):
     noise: BlockDiagonal
 
     def push(self, covariance: BlockDiagonal) -> BlockDiagonal:
-        """Every block on its own."""
+        """G C Gᵀ + P, by one QR decomposition per unknown."""
 
         def one(gain: Array, noise: Array, root: Array) -> tuple[Array]:
             return (blocks.push(gain, noise, root),)
@@ -186,7 +185,7 @@ class BlockDiagonalKernel(Kernel):
         return BlockDiagonal(root)
 
     def compose(self, other: "BlockDiagonalKernel") -> "BlockDiagonalKernel":
-        """Every block on its own."""
+        """The composed kernel, by one QR decomposition per unknown."""
         gain = jax.tree.map(product, self.gain, other.gain)
         return BlockDiagonalKernel(gain, self.push(other.noise))
 
@@ -226,10 +225,10 @@ def _elementwise(
     rows: list[Array | None],
     z: Field,
 ) -> Field:
-    """A function of each unknown's transition and row of H.
+    """The results of a function of the transition and the row of H of each unknown.
 
-    Blocks that differ between unknowns take more work than the pass over the result, and room for it: those
-    are made in tiles.
+    If the transition differs between unknowns, its blocks take more time and memory than the result, so they
+    are made tile by tile.
     """
     if transition.is_uniform:
         leaves = [function(transition.at(None), BlockObservation(j)) for j in rows]

@@ -24,14 +24,14 @@ def extrapolate(root: Block, transition: BlockTransition, gamma: Array) -> Block
     Args:
         root: R in unscaled coordinates, ``(k, n, *batch)``.
         transition: the prior's step.
-        gamma: γ ≥ 0, a number or of the batch's shape.
+        gamma: γ ≥ 0, a number or an array of the batch's shape.
     """
     _, moved, noise = _stack(root, transition, gamma, compact=False)
     return merge(moved, noise)[0]
 
 
 def predict(root: Block, transition: BlockTransition, gamma: Array) -> Block:
-    """The same in unscaled coordinates."""
+    """A root of C⁻ = Φ C Φᵀ + γ² Σ in unscaled coordinates."""
     _, moved, noise = _stack(root, transition, gamma)
     stack = jnp.concatenate([moved, noise])
     return root_of(stack) * transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
@@ -40,7 +40,7 @@ def predict(root: Block, transition: BlockTransition, gamma: Array) -> Block:
 def _stack(
     root: Block, transition: BlockTransition, gamma: Array, compact: bool = True
 ) -> tuple[Block, Block, Block]:
-    """R, R Φᵀ and γ R_Σ in scaled coordinates, by few instructions, or by ones that fuse with others."""
+    """R, R Φᵀ and γ R_Σ in scaled coordinates; by few instructions if ``compact``, else by ones that fuse."""
     batch = (1,) * (root.ndim - 2)
     scaled = root / transition.scaling.reshape(-1, *batch)
     n = scaled.shape[1]
@@ -60,7 +60,7 @@ def _row(transition: BlockTransition, scaled: Block, i: int) -> Array:
 
 
 def backward(root: Block, transition: BlockTransition, gamma: Array) -> tuple[Block, Block]:
-    """The step seen from its end: Y(t) | Y(t+h) has gain G = C Φᵀ (C⁻)⁻¹ and this root of its covariance.
+    """The gain G = C Φᵀ (C⁻)⁻¹ of Y(t) | Y(t+h), and a root of its covariance.
 
     One QR of the joint root [[R Φᵀ, R], [γ R_Σ, 0]] = Q [[R⁻, X], [0, P]]: then R⁻ Gᵀ = X, and P is
     the root of C − G C⁻ Gᵀ, which is never formed.
@@ -89,7 +89,7 @@ def rotate(root: Block, observation: BlockObservation) -> tuple[Array, Array, Bl
     """Condition on a zero residual by one Givens rotation: (√S, K, posterior root).
 
     R is upper triangular, so R Hᵀ has two non-zero entries, in rows 0 and 1. The rotation of these rows that
-    gathers both entries in row 0 makes that row √S Kᵀ; the rows that are left are the posterior.
+    gathers both entries in row 0 makes that row √S Kᵀ; the other rows are a root of the posterior.
     """
     first, second = observation.of(root[0, 0], root[0, 1]), root[1, 1]
     innovation = safe_sqrt(first**2 + second**2)
@@ -97,7 +97,7 @@ def rotate(root: Block, observation: BlockObservation) -> tuple[Array, Array, Bl
     cosine, sine = first * inverse, second * inverse
     gain = (cosine * root[0] + sine * root[1]) * inverse
     value = -sine * root[0, 0]
-    # Exactly, where the rotation would leave rounding errors: with EK0, y' is known from now on.
+    # Computed exactly, because the rotation would leave rounding errors: with EK0, y' is now known.
     left = jnp.stack([value, observation.unseen(value)])
     higher = cosine * root[1, 2:] - sine * root[0, 2:]
     return innovation, gain, jnp.concatenate([jnp.concatenate([left, higher])[None], root[2:]])
@@ -106,8 +106,8 @@ def rotate(root: Block, observation: BlockObservation) -> tuple[Array, Array, Bl
 def condition_pairs(stack: Block, observation: BlockObservation) -> tuple[Array, Array, Block]:
     """The results of ``rotate`` for n = 2, from any root of C⁻, with a third of the divisions and roots.
 
-    Given a zero residual, only the direction that H does not see is left, with variance det C⁻/S; and det C⁻
-    is the sum of the squared minors of its root (Cauchy and Binet): nothing cancels.
+    Given a zero residual, only the direction that H does not see is uncertain, with variance det C⁻/S. Here
+    det C⁻ is the sum of the squared minors of its root (the Cauchy–Binet formula), so nothing cancels.
     """
     value, slope = stack[:, 0], stack[:, 1]
     residual = observation.of(value, slope)
@@ -143,7 +143,7 @@ def process_std(transition: BlockTransition, observation: BlockObservation) -> A
 
 
 def process_gain(transition: BlockTransition, observation: BlockObservation) -> Array:
-    """The entry of the gain by which z/γ would move y, if the step's noise were the only uncertainty."""
+    """The entry for y of the gain that would result if the step's noise were the only uncertainty."""
     root = transition.scaled_root
     first = observation.scaled(transition).of(root[0, 0], root[0, 1])
     return in_units_of_y(transition) * root[0, 0] * first / (first**2 + root[1, 1] ** 2)

@@ -1,8 +1,9 @@
 """C = blockdiag over modes, each block with all derivatives of all components of that mode.
 
-For Jacobians that couple the components of a field mode by mode. Fields are arrays (c, *modes) here. The
-transition acts on every component alike, Φ ⊗ I, so everything that does not involve the residual is the
-algebra of single blocks of size n c; their columns are ordered by derivative, then by component.
+This is the structure for Jacobians that couple the components of a field mode by mode. Fields are arrays
+(c, *modes) here. The transition acts on every component alike, Φ ⊗ I, so everything that does not involve the
+residual is the algebra of single blocks of size n c; their columns are ordered by derivative, then by
+component.
 """
 
 import functools
@@ -44,8 +45,8 @@ class Gain(NamedTuple):
     """K = columns · R⁻ᵀ, where S = RᵀR.
 
     Attributes:
-        columns: how each component of the whitened residual moves the state.
-        innovation: which whitens the residual.
+        columns: the change of the state for each component of the whitened residual, (c, n c, *modes).
+        innovation: N(0, S), which whitens the residual.
     """
 
     columns: Float[Array, "c m *modes"]
@@ -63,7 +64,7 @@ class Coupled(Covariance):
 
     @classmethod
     def storage(cls, d: int, n: int, components: int) -> Storage:
-        """One block of n c columns per mode, of which there are d/c."""
+        """The numbers of one block of n c columns for each of the d/c modes."""
         return Storage(n * (n - 1) * d * components, n * n * d * components, d)
 
     @classmethod
@@ -76,7 +77,7 @@ class Coupled(Covariance):
     def process_innovation(
         self, transition: Transition, observation: Observation, z: Field
     ) -> CoupledInnovation:
-        """H Σ Hᵀ from the rows of R_Σ Hᵀ."""
+        """N(0, H Σ Hᵀ), from the rows of R_Σ Hᵀ."""
         return CoupledInnovation(units(transition) * root_of(_process_rows(transition, observation)))
 
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
@@ -91,7 +92,7 @@ class Coupled(Covariance):
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
     ) -> Corrected:
-        """Every mode on its own; its c residuals one after the other."""
+        """Extrapolate and condition every mode by itself, on one of its c residuals after the other."""
         whole = lifted(transition, z.shape[0])
 
         def one(root: Array, j: Array) -> tuple[Array, Array, Array]:
@@ -107,39 +108,38 @@ class Coupled(Covariance):
         return Corrected(Gain(columns, innovation), innovation, Coupled(posterior))
 
     def rejected(self, z: Field) -> Corrected:
-        """A gain of zero."""
         c, modes = z.shape[0], z.shape[1:]
         innovation = CoupledInnovation(jnp.zeros((c, c, *modes), z.dtype))
         columns = jnp.zeros((c, self.root.shape[1], *modes), z.dtype)
         return Corrected(Gain(columns, innovation), innovation, self)
 
     def apply_gain(self, gain: Gain, z: Field) -> tuple[Field, ...]:
-        """The columns times the whitened residual."""
+        """K z: the columns of the gain times the whitened residual."""
         whitened = gain.innovation.whiten(z)
         return _by_derivative(sum(k * w for k, w in zip(gain.columns, whitened, strict=True)), z.shape[0])
 
     def std(self, y: Field, row: Row, noise: Coefficient, gamma: Coefficient) -> Coefficient:
-        """One number per component and mode."""
+        """One standard deviation per component and mode, (c, *modes)."""
         c = y.shape[0]
         parts = [self.root[:, q * c : (q + 1) * c] * p for q, p in enumerate(row) if p is not None]
         projected = functools.reduce(jnp.add, parts)
         return safe_sqrt(jnp.sum(projected**2, axis=0) + gamma**2 * noise)
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """By derivative, then by component, then by mode."""
+        """C as a matrix, ordered by derivative, then by component, then by mode."""
         root = self.root.reshape(*self.root.shape[:2], -1)
         d = root.shape[-1]
         covariance = jnp.einsum("kid,kjd,de->idje", root, root, jnp.eye(d, dtype=root.dtype))
         return covariance.reshape(root.shape[1] * d, root.shape[1] * d)
 
     def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
-        """Every mode on its own."""
+        """C⁻, by one QR decomposition per mode."""
         whole = lifted(transition, y.shape[0])
         (root,) = in_tiles(lambda r: (blocks.predict(r, whole, gamma),), y.shape[1:], [self.root])
         return type(self)(root)
 
     def backward(self, transition: Transition, gamma: Coefficient, y: Field) -> "CoupledKernel":
-        """Every mode on its own."""
+        """The kernel, by one QR decomposition per mode."""
         whole = lifted(transition, y.shape[0])
         gain, noise = in_tiles(lambda r: blocks.backward(r, whole, gamma), y.shape[1:], [self.root])
         return CoupledKernel(gain, Coupled(noise))
@@ -152,11 +152,11 @@ class Coupled(Covariance):
         return CoupledKernel(gain, Coupled(jnp.zeros_like(gain)))
 
     def square(self) -> Self:
-        """Zero rows are added."""
+        """The same covariance, with zero rows added to every root until it is (n c, n c)."""
         return type(self)(blocks.square(self.root))
 
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
-        """Rᵀε, mode by mode."""
+        """Rᵀε, with its own ε for every mode."""
         noise = (numbers or normal)(key, y[0], self.root.shape[0])
         return _by_derivative(jnp.sum(self.root * noise[:, None], axis=0), y.shape[0])
 
@@ -165,7 +165,7 @@ class CoupledKernel(Kernel):
     """One gain and one covariance per mode.
 
     Attributes:
-        gain: (n c, n c, *modes).
+        gain: G, (n c, n c, *modes).
         noise: P.
     """
 
@@ -173,7 +173,7 @@ class CoupledKernel(Kernel):
     noise: Coupled
 
     def push(self, covariance: Coupled) -> Coupled:
-        """Every mode on its own."""
+        """G C Gᵀ + P, by one QR decomposition per mode."""
         (root,) = in_tiles(
             lambda g, n, r: (blocks.push(g, n, r),),
             self.gain.shape[2:],
@@ -182,7 +182,7 @@ class CoupledKernel(Kernel):
         return Coupled(root)
 
     def compose(self, other: "CoupledKernel") -> "CoupledKernel":
-        """Every mode on its own."""
+        """The composed kernel, by one QR decomposition per mode."""
         return CoupledKernel(product(self.gain, other.gain), self.push(other.noise))
 
     def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
@@ -213,8 +213,9 @@ def _process_rows(transition: Transition, observation: Observation) -> Block:
 def condition(root: Block, observation: CoupledObservation) -> tuple[Block, Block, Block]:
     """Condition on c zero residuals one after the other: (√S, √S Kᵀ, posterior root), in scaled coordinates.
 
-    R is upper triangular, so the residuals see its first 2c rows only. A reflection gathers what one residual
-    sees in one row, which becomes √S Kᵀ and leaves the root; the next residual sees the rows that are left.
+    R is upper triangular, so only its first 2c rows enter the residuals. For each residual, a reflection
+    gathers its entries in one row, which becomes √S Kᵀ and is removed from the root; the next residual uses
+    the remaining rows.
     """
     c = observation.j.shape[0]
     top, rest = root[: 2 * c], root[2 * c :]

@@ -20,19 +20,23 @@ from millipode.linalg.triangular import solve_upper
 
 
 class Dense(Covariance):
-    """C = RᵀR, derivative-major: index q·d + i is derivative q of unknown i."""
+    """C = RᵀR, ordered by derivative: index q·d + i is derivative q of unknown i.
+
+    Attributes:
+        root: R, (n d, n d).
+    """
 
     root: Float[Array, "nd nd"]
 
     @classmethod
     def storage(cls, d: int, n: int, components: int) -> Storage:
-        """The whole matrix; a step holds its factor, the stack, its QR decomposition and the gain."""
+        """The numbers of the whole matrix; a step holds R, the stack, its QR decomposition and the gain."""
         entries = (n * d) ** 2
         return Storage(entries, entries, d, working=8 * entries)
 
     @classmethod
     def initial(cls, root: PyTree[Array], gamma: Coefficient, y: Field) -> Self:
-        """Root ⊗ diag(γ), padded with zero rows to a square."""
+        """root ⊗ diag(γ), padded with zero rows to a square matrix."""
         leaves = [x.reshape(*x.shape[:2], -1) for x in jax.tree.leaves(root)]
         k, n = leaves[0].shape[:2]
         root = _spread(jnp.concatenate(leaves, axis=-1), size(y))
@@ -40,7 +44,7 @@ class Dense(Covariance):
         return cls(_diagonals(padded * flat(gamma, y)))
 
     def process_innovation(self, transition: Transition, observation: Observation, z: Field) -> Innovation:
-        """H Σ Hᵀ: diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
+        """N(0, H Σ Hᵀ): diagonal for diagonal Jacobians, else by QR of its (2d, d) root."""
         seen, block = observation.matrix(z), _block(transition, z)
         if seen.is_diagonal:
             _, unravel = ravel_pytree(z)
@@ -49,7 +53,7 @@ class Dense(Covariance):
         return DenseInnovation(units(transition) * root, jnp.zeros(size(z), bool), z)
 
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
-        """Unknown by unknown for diagonal Jacobians, else by QR."""
+        """E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z: unknown by unknown for diagonal Jacobians, else by QR."""
         vector, unravel = ravel_pytree(z)
         seen, block = observation.matrix(z), _block(transition, z)
         if seen.is_diagonal:
@@ -62,7 +66,7 @@ class Dense(Covariance):
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
     ) -> Corrected:
-        """QR for C⁻, then the half-Joseph form."""
+        """Extrapolate by QR, then condition by the half-Joseph form."""
         scales, _, moved, noise = self._stack(transition, gamma, z)
         predicted = triangularise(jnp.concatenate([moved, noise]))
         measured = observation.matrix(z).scaled(transition).of(predicted)
@@ -75,25 +79,24 @@ class Dense(Covariance):
         )
 
     def rejected(self, z: Field) -> Corrected:
-        """A gain of zero."""
         d = size(z)
         innovation = DenseInnovation(jnp.eye(d, dtype=self.root.dtype), jnp.ones(d, bool), z)
         return Corrected(jnp.zeros((self.root.shape[0], d), self.root.dtype), innovation, self)
 
     def apply_gain(self, gain: PyTree[Array], z: Field) -> tuple[Field, ...]:
-        """One product, cut into derivatives."""
+        """K z by one matrix product, split into one field per derivative."""
         vector, unravel = ravel_pytree(z)
         return tuple(unravel(part) for part in (gain @ vector).reshape(-1, vector.size))
 
     def std(self, y: Field, row: Row, noise: Coefficient, gamma: Coefficient) -> Coefficient:
-        """The lengths of the columns of the projected root."""
+        """One standard deviation per unknown: the lengths of the columns of the projected root."""
         _, unravel = ravel_pytree(y)
         blocked = self.root.reshape(self.root.shape[0], len(row), size(y))
         rows = tuple(None if p is None else flat(p, y) for p in row)
         return unravel(blocks.marginal_std(blocked, rows, flat(noise, y), flat(gamma, y)))
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """The product RᵀR."""
+        """The product RᵀR, ordered by derivative, then by unknown."""
         return self.root.T @ self.root
 
     def _stack(
@@ -109,12 +112,12 @@ class Dense(Covariance):
         return scales, scaled, moved.reshape(-1, n * d), noise
 
     def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
-        """By a QR decomposition."""
+        """C⁻, by one QR decomposition."""
         scales, _, moved, noise = self._stack(transition, gamma, y)
         return type(self)(root_of(jnp.concatenate([moved, noise])) * scales)
 
     def backward(self, transition: Transition, gamma: Coefficient, y: Field) -> "DenseKernel":
-        """By QR of the joint root [[R Φᵀ, R], [R_Σ, 0]], as in ``blocks.backward``."""
+        """The kernel, by QR of the joint root [[R Φᵀ, R], [R_Σ, 0]] as in ``blocks.backward``."""
         scales, scaled, moved, noise = self._stack(transition, gamma, y)
         m = scales.size
         above = jnp.concatenate([moved, scaled], axis=1)
@@ -129,7 +132,7 @@ class Dense(Covariance):
         return DenseKernel(one, Dense(jnp.zeros_like(one)))
 
     def square(self) -> Self:
-        """The root is square already."""
+        """The same covariance: its root is square already."""
         return self
 
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
@@ -140,31 +143,36 @@ class Dense(Covariance):
 
 
 class DenseKernel(Kernel):
-    """G and P as (n d, n d) matrices."""
+    """G and P as matrices over all unknowns and derivatives.
+
+    Attributes:
+        gain: G, (n d, n d).
+        noise: P.
+    """
 
     gain: Float[Array, "nd nd"]
     noise: Dense
 
     def push(self, covariance: Dense) -> Dense:
-        """By a QR decomposition."""
+        """G C Gᵀ + P, by one QR decomposition."""
         return Dense(root_of(jnp.concatenate([covariance.root @ self.gain.T, self.noise.root])))
 
     def compose(self, other: "DenseKernel") -> "DenseKernel":
-        """By a QR decomposition."""
+        """The composed kernel, by one QR decomposition."""
         return DenseKernel(self.gain @ other.gain, self.push(other.noise))
 
     def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-        """One product."""
+        """G Y by one matrix product, split into one field per derivative."""
         _, unravel = ravel_pytree(fields[0])
         whole = jnp.concatenate([ravel_pytree(x)[0] for x in fields])
         return tuple(unravel(part) for part in (self.gain @ whole).reshape(len(fields), -1))
 
     def through(self, gain: PyTree[Array]) -> PyTree[Array]:
-        """One product."""
+        """The matrix product G K."""
         return self.gain @ gain
 
     def after(self, transition: Transition) -> "DenseKernel":
-        """Φ acts on every unknown alike."""
+        """The product G Φ, for a Φ that does not couple unknowns."""
         n, m = len(transition.scaling), self.gain.shape[0]
         blocked = self.gain.reshape(m, n, -1)
         matrix = _spread(_block(transition, self.gain).matrix, blocked.shape[-1])
@@ -205,7 +213,7 @@ def _spread(block: Array, d: int) -> Float[Array, "k n d"]:
 
 
 def _diagonals(blocks: Float[Array, "k n d"]) -> Float[Array, "kd nd"]:
-    """One matrix, of which each block is diagonal."""
+    """One matrix of diagonal blocks (d, d), from their diagonals."""
     k, n, d = blocks.shape
     return jnp.einsum("knd,de->kdne", blocks, jnp.eye(d, dtype=blocks.dtype)).reshape(k * d, n * d)
 

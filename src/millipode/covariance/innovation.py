@@ -1,4 +1,4 @@
-"""Gaussians over residuals: N(0, S), by a square root of S, and with a spatial covariance on top."""
+"""Gaussians N(0, S) over residuals, given by a square root of S, with or without a spatial covariance."""
 
 import abc
 
@@ -44,10 +44,15 @@ class Innovation(eqx.Module):
 
     @abc.abstractmethod
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """Log det S over the non-degenerate directions, and their number."""
+        """log det S over the non-degenerate directions, and their number."""
 
     def shared_quadratic(self, z: Field, form: Array) -> Array | None:
-        """The number zᵀ S⁻¹ z for S = s² I, from the number zᵀz (or another form); None for any other S."""
+        """The number zᵀ S⁻¹ z if S = s² I, from the number zᵀz; None for any other S.
+
+        Args:
+            z: the residual.
+            form: the number zᵀz, or zᵀ Γ̆⁻¹ z for S = s² Γ̆.
+        """
         return None
 
 
@@ -87,7 +92,7 @@ class DiagonalInnovation(RootInnovation):
         return super().quadratic(z)
 
     def shared_quadratic(self, z: Field, form: Array) -> Array | None:
-        """The form divided by s², if s is shared."""
+        """The form divided by s² if all unknowns share s, else None."""
         return self._times_form(form) if is_shared(self.deviation, z) else None
 
     def _times_form(self, form: Array) -> Array:
@@ -98,7 +103,7 @@ class DiagonalInnovation(RootInnovation):
         return self.deviation
 
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """2 Σ_i log s_i; a shared s counts d times."""
+        """2 Σ_i log s_i over the non-zero s_i, and their number; a shared s counts d times."""
         if is_shared(self.deviation, z):
             counted = jnp.where(self.deviation > 0, size(z), 0)
             return counted * _log_square(self.deviation), counted
@@ -108,16 +113,20 @@ class DiagonalInnovation(RootInnovation):
 
 
 class CoupledInnovation(RootInnovation):
-    """S = RᵀR with R upper triangular, one (c, c) for every mode; z is (c, *modes)."""
+    """S = RᵀR for every mode, with R upper triangular; z is (c, *modes).
+
+    Attributes:
+        root: R, (c, c, *modes).
+    """
 
     root: Float[Array, "c c *modes"]
 
     def whiten(self, z: Field) -> Field:
-        """The x with Rᵀx = z; 0 where S vanishes."""
+        """The field x with Rᵀx = z, and 0 where S vanishes."""
         return solve_upper(self.root, z[:, None], transposed=True)[:, 0]
 
     def weights(self, z: Field) -> Field:
-        """S⁻¹ z."""
+        """S⁻¹ z, (c, *modes)."""
         return solve_upper(self.root, self.whiten(z)[:, None])[:, 0]
 
     def std(self) -> Coefficient:
@@ -125,7 +134,7 @@ class CoupledInnovation(RootInnovation):
         return safe_sqrt(jnp.sum(self.root**2, axis=0))
 
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """2 Σ log R_aa."""
+        """2 Σ log R_aa over all modes and the non-zero R_aa, and their number."""
         pivots = jnp.stack([self.root[a, a] for a in range(self.root.shape[0])])
         return 2 * jnp.sum(jnp.log(jnp.where(pivots > 0, pivots, 1))), jnp.sum(jnp.where(pivots > 0, 1, 0))
 
@@ -134,7 +143,7 @@ class DenseInnovation(RootInnovation):
     """S = RᵀR with R upper triangular, (d, d).
 
     Attributes:
-        root: R; a unit pivot stands for a degenerate unknown.
+        root: R, (d, d); a unit pivot stands for a degenerate unknown.
         degenerate: which unknowns are degenerate, (d,).
         like: any field like z.
     """
@@ -144,7 +153,7 @@ class DenseInnovation(RootInnovation):
     like: Field
 
     def whiten(self, z: Field) -> Field:
-        """The x with Rᵀx = z."""
+        """The field x with Rᵀx = z, and 0 for degenerate unknowns."""
         flat, unravel = ravel_pytree(z)
         x = solve_upper(self.root, flat[:, None], transposed=True)[:, 0]
         return unravel(jnp.where(self.degenerate, 0, x))
@@ -156,13 +165,13 @@ class DenseInnovation(RootInnovation):
         return unravel(jnp.where(self.degenerate, 0, norms))
 
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """2 Σ_i log |R_ii|."""
+        """2 Σ_i log |R_ii| over the non-degenerate unknowns, and their number."""
         logs = _log_square(jnp.diagonal(self.root))
         return jnp.sum(jnp.where(self.degenerate, 0, logs)), jnp.sum(~self.degenerate)
 
 
 def _log_square(x: Array) -> Array:
-    """Log x², and 0 at x = 0."""
+    """log x², and 0 at x = 0."""
     return 2 * jnp.log(jnp.where(x == 0, 1, jnp.abs(x)))
 
 
@@ -180,7 +189,7 @@ class Correlated(Innovation):
     form: Array
 
     def quadratic(self, z: Field) -> Array:
-        """From the form, if S̃ = s² I; else by whitening with S̃ first."""
+        """zᵀ S⁻¹ z, from the form if S̃ = s² I, else by whitening with S̃ first."""
         shared = self.white.shared_quadratic(z, self.form)
         return self.space.quadratic(self.white.whiten(z)) if shared is None else shared
 
@@ -189,21 +198,27 @@ class Correlated(Innovation):
         return safe_sqrt(self.quadratic(z) / size(z))
 
     def whiten(self, z: Field) -> Field:
-        """Not available: a spatial covariance is known by its quadratic form only."""
+        """Raise ``NotImplementedError``: a spatial covariance has a quadratic form, but no whitening."""
         raise NotImplementedError(
             "A spatial covariance comes with a scalar diffusion, which needs zᵀ S⁻¹ z only."
         )
 
     def std(self) -> Coefficient:
-        """The product of both deviations."""
+        """The product of the standard deviations of S̃ and Γ̆."""
         return map_leaves(jnp.multiply, self.space.std, self.white.std())
 
     def log_determinant(self, z: Field) -> tuple[Array, Array]:
-        """The sum of both; nothing if S vanishes."""
+        """log det S̃ + log det Γ̆ (0 if S vanishes), and the number of non-degenerate directions."""
         log, rank = self.white.log_determinant(z)
         return log + jnp.where(rank > 0, self.space.log_determinant, 0), rank
 
 
 def correlated(space: Space | None, innovation: Innovation, form: Array | None) -> Innovation:
-    """The innovation of y, from that of y in coordinates where Γ̆ is the identity."""
+    """The innovation for a spatial covariance Γ̆, from the one for the identity in place of Γ̆.
+
+    Args:
+        space: Γ̆; None for the identity.
+        innovation: the innovation for Γ̆ = I.
+        form: the number zᵀ Γ̆⁻¹ z for the residual z of the step; None without Γ̆.
+    """
     return innovation if space is None or form is None else Correlated(innovation, space, form)

@@ -17,7 +17,9 @@ from millipode.linalg.randomness import Numbers, normal
 
 
 class Kronecker(Covariance):
-    """C = I_d ⊗ RᵀR. The gain is K = I_d ⊗ k, n numbers in all; F is zero, or one number times the identity.
+    """C = I_d ⊗ RᵀR, for an F that is zero or one number times the identity.
+
+    The gain is K = I_d ⊗ k, with n numbers k.
 
     Attributes:
         root: R, (n−1, n).
@@ -27,12 +29,12 @@ class Kronecker(Covariance):
 
     @classmethod
     def storage(cls, d: int, n: int, components: int) -> Storage:
-        """Next to nothing, whatever d is."""
+        """The numbers of one block, whatever d is."""
         return Storage(n * (n - 1), n * n, 1)
 
     @classmethod
     def initial(cls, root: Float[Array, "k n"], gamma: Coefficient, y: Field) -> Self:
-        """One factor; γ is shared."""
+        """One factor for all unknowns; γ is one number."""
         return cls(gamma * root)
 
     def process_innovation(
@@ -42,20 +44,19 @@ class Kronecker(Covariance):
         return DiagonalInnovation(blocks.process_std(transition.at(None), _shared(observation, z)))
 
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
-        """One number times z."""
+        """The residual times one number, the gain of all unknowns."""
         gain = blocks.process_gain(transition.at(None), _shared(observation, z))
         return jax.tree.map(lambda leaf: gain * leaf, z)
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
     ) -> Corrected:
-        """All of it in the right Kronecker factor, O(ν³)."""
+        """Extrapolate and condition the right Kronecker factor only: O(ν³)."""
         block = transition.at(None)
         deviation, gain, root = blocks.correct(self.root, block, gamma, _shared(observation, z))
         return Corrected(gain, DiagonalInnovation(deviation), Kronecker(root))
 
     def rejected(self, z: Field) -> Corrected:
-        """A gain of zero."""
         zero = jnp.zeros_like(self.root[0])
         return Corrected(zero, DiagonalInnovation(zero[0]), self)
 
@@ -64,19 +65,19 @@ class Kronecker(Covariance):
         return tuple(jax.tree.map(lambda leaf, q=q: gain[q] * leaf, z) for q in range(gain.shape[0]))
 
     def std(self, y: Field, row: Row, noise: Coefficient, gamma: Coefficient) -> Coefficient:
-        """One number for all unknowns."""
+        """One standard deviation for all unknowns."""
         return blocks.marginal_std(self.root, row, noise, gamma)
 
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """RᵀR ⊗ I_d, derivative by derivative."""
+        """RᵀR ⊗ I_d, ordered by derivative, then by unknown."""
         return jnp.kron(self.root.T @ self.root, jnp.eye(size(y), dtype=self.root.dtype))
 
     def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
-        """One QR for all unknowns."""
+        """C⁻, by one QR decomposition for all unknowns."""
         return type(self)(blocks.predict(self.root, transition.at(None), gamma))
 
     def backward(self, transition: Transition, gamma: Coefficient, y: Field) -> "KroneckerKernel":
-        """One QR for all unknowns."""
+        """The kernel, by one QR decomposition for all unknowns."""
         gain, noise = blocks.backward(self.root, transition.at(None), gamma)
         return KroneckerKernel(gain, Kronecker(noise))
 
@@ -87,7 +88,7 @@ class Kronecker(Covariance):
         return KroneckerKernel(one, Kronecker(jnp.zeros_like(one)))
 
     def square(self) -> Self:
-        """Zero rows are added."""
+        """The same covariance, with zero rows added to its root until it is (n, n)."""
         return type(self)(blocks.square(self.root))
 
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
@@ -99,17 +100,22 @@ class Kronecker(Covariance):
 
 
 class KroneckerKernel(Kernel):
-    """G = I_d ⊗ g, P = I_d ⊗ p."""
+    """G = I_d ⊗ g, P = I_d ⊗ p.
+
+    Attributes:
+        gain: g, (n, n).
+        noise: P.
+    """
 
     gain: Float[Array, "n n"]
     noise: Kronecker
 
     def push(self, covariance: Kronecker) -> Kronecker:
-        """In the right Kronecker factor."""
+        """G C Gᵀ + P, computed in the right Kronecker factor."""
         return Kronecker(blocks.push(self.gain, self.noise.root, covariance.root))
 
     def compose(self, other: "KroneckerKernel") -> "KroneckerKernel":
-        """In the right Kronecker factor."""
+        """The composed kernel, computed in the right Kronecker factor."""
         return KroneckerKernel(product(self.gain, other.gain), self.push(other.noise))
 
     def apply(self, fields: tuple[Field, ...]) -> tuple[Field, ...]:

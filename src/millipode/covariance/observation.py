@@ -1,8 +1,9 @@
-"""H = E₁ − F E₀, the linearised information operator, in all the forms in which covariances need it.
+"""H = E₁ − F E₀, the linearised information operator, in the forms that the covariances need.
 
-A residual sees fields 0 and 1 of the prior's state only. For a structured covariance H is one row [−j, 1, 0,
-…] per unknown, or c rows per mode, or a matrix; in the scaled coordinates T⁻¹Y of a step it is T₁ times the
-same with j T₀/T₁ in place of j. Everything that depends on this shape of H is in this module.
+A residual depends on fields 0 and 1 of the prior's state only. H is one row [−j, 1, 0, …] per unknown, or c
+rows per mode, or a matrix, depending on the structure of the covariance. In the scaled coordinates T⁻¹Y of a
+step it is T₁ times the same with j T₀/T₁ in place of j. Everything that depends on this form of H is in this
+module.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from millipode.linalg.jacobians import Jacobian
 
 
 class Observation(eqx.Module):
-    """H = E₁ − F E₀: what a residual sees of a state.
+    """H = E₁ − F E₀, which maps a state to its residual.
 
     Attributes:
         jacobian: F, in the coordinates of the prior's state.
@@ -35,7 +36,7 @@ class Observation(eqx.Module):
     def explain(self, z: Field, direction: tuple[Coefficient, Coefficient]) -> Field:
         """The field w with H (v₀/v₁ w, w) = z, for the first two entries (v₀, v₁) of a direction v.
 
-        Growth is not stiff, and is left out of F where the two can be told apart.
+        Growth is not stiff, so F is used without its growing modes if these are known.
         """
         ratio = jax.tree.map(lambda x: x / direction[1], direction[0])
         return self.jacobian.damping().solve(ratio, z)
@@ -59,7 +60,7 @@ class BlockObservation(NamedTuple):
     """The row [−j, 1, 0, …] of H for a block per unknown, or for one that they share.
 
     Attributes:
-        j: of the batch's shape, or one number; None for zero.
+        j: an array of the batch's shape, or one number; None for zero.
     """
 
     j: Array | None
@@ -73,7 +74,7 @@ class BlockObservation(NamedTuple):
         return slope if self.j is None else slope - self.j * value
 
     def unseen(self, value: Array) -> Array:
-        """Entry 1 of the x with H x = 0 that has this entry 0: exactly, without rounding."""
+        """Entry 1 of an x with H x = 0, from its entry 0, without a rounding error in H x."""
         return jnp.zeros_like(value) if self.j is None else self.j * value
 
 
@@ -114,7 +115,7 @@ class DenseObservation(NamedTuple):
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether every residual sees one unknown only."""
+        """Whether every residual depends on one unknown only."""
         return self.j.ndim == 1
 
     def scaled(self, transition: Transition) -> "DenseObservation":
@@ -134,15 +135,15 @@ class DenseObservation(NamedTuple):
 
 
 def _ratio(transition: Transition) -> Array:
-    """T₀/T₁, which leads from F to its scaled coordinates."""
+    """T₀/T₁, the factor from F to F in scaled coordinates."""
     return transition.scaling[0] / transition.scaling[1]
 
 
 def units(transition: Transition) -> Array:
-    """T₁: the residual in scaled coordinates, times this, is the residual."""
+    """T₁, the factor from a residual in scaled coordinates to the residual."""
     return transition.scaling[1]
 
 
 def in_units_of_y(transition: BlockTransition) -> Array:
-    """T₀/T₁: y in scaled coordinates per residual in scaled coordinates, times this, is y per residual."""
+    """T₀/T₁, the factor from a gain of y in scaled coordinates to the gain of y."""
     return _ratio(transition)

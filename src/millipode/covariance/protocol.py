@@ -1,7 +1,7 @@
-"""What a covariance structure must be able to do.
+"""What every covariance structure offers, and the kernels that a smoother needs.
 
 Everywhere below, ``y`` and ``z`` are fields (pytrees of arrays like the modes of y); a state has n = ν+1 of
-them. γ is a number, or a field where every unknown has its own.
+them. γ is a number, or a field if every unknown has its own.
 """
 
 import abc
@@ -24,7 +24,7 @@ class Storage(NamedTuple):
         root: those of the filter's covariance.
         smoothed: those of the smoother's covariance.
         std: those of the standard deviation of y.
-        working: all that a step holds at the same time, where that is much more than the state; else 0.
+        working: all that a step holds at the same time, if that is much more than the state; else 0.
     """
 
     root: int
@@ -39,7 +39,7 @@ class Corrected(NamedTuple):
     Attributes:
         gain: K, in the form that ``apply_gain`` of the same structure takes.
         innovation: N(0, S).
-        covariance: of the corrected state.
+        covariance: the covariance of the corrected state.
     """
 
     gain: PyTree[Array]
@@ -48,12 +48,17 @@ class Corrected(NamedTuple):
 
 
 class Covariance(eqx.Module):
-    """A covariance C of the prior's state, known by a square root."""
+    """A covariance C of the prior's state, given by a square root.
+
+    The arguments of its methods are: ``transition``, the prior's step, with Φ and Σ; ``gamma``, γ ≥ 0;
+    ``observation``, H; ``z``, the residual; ``y``, any field like the modes of y, for its structure and
+    shapes.
+    """
 
     @classmethod
     @abc.abstractmethod
     def storage(cls, d: int, n: int, components: int) -> Storage:
-        """How much is stored for d unknowns with n fields each, of which ``components`` share a block."""
+        """The storage for d unknowns with n fields each; ``components`` unknowns share a block."""
 
     @classmethod
     @abc.abstractmethod
@@ -62,11 +67,11 @@ class Covariance(eqx.Module):
 
     @abc.abstractmethod
     def process_innovation(self, transition: Transition, observation: Observation, z: Field) -> Innovation:
-        """N(0, H Σ Hᵀ): how much of z the step's own noise explains, for γ = 1."""
+        """N(0, H Σ Hᵀ): the residual that the noise of this step alone explains, for γ = 1."""
 
     @abc.abstractmethod
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
-        """E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z: how much z moves y if the step's noise is the only uncertainty."""
+        """E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z: the correction of y if the noise of this step is the only uncertainty."""
 
     @abc.abstractmethod
     def correct(
@@ -88,7 +93,7 @@ class Covariance(eqx.Module):
 
     @abc.abstractmethod
     def to_dense(self, y: Field) -> Float[Array, "nd nd"]:
-        """C itself, derivative by derivative. For tests: nothing else may call it."""
+        """C as a matrix, ordered by derivative. Only tests may call it."""
 
     @abc.abstractmethod
     def predict(self, transition: Transition, gamma: Coefficient, y: Field) -> Self:
@@ -112,13 +117,23 @@ class Covariance(eqx.Module):
 
     @abc.abstractmethod
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
-        """A sample of N(0, C), one field per derivative; or of other ``numbers`` with this covariance."""
+        """A sample of N(0, C), one field per derivative.
+
+        Args:
+            key: the random key.
+            y: a field, for its structure and shapes.
+            numbers: draws the numbers ε with mean 0 and variance 1; standard normal ones by default.
+        """
 
 
 class Kernel(eqx.Module):
     """X | Y ~ N(E[X] + G (Y − E[Y]), P): the distribution of an earlier state, given a later one.
 
-    Kernels know nothing of means, which are fields and live elsewhere.
+    A kernel does not contain the means, which are fields and are stored elsewhere.
+
+    Attributes:
+        gain: G, in the form of the covariance structure.
+        noise: P, a covariance of the same structure.
     """
 
     gain: eqx.AbstractVar[PyTree[Array]]

@@ -20,7 +20,14 @@ TILE = 512
 def per_leaf(
     function: Callable[..., tuple], y: Field, *arguments: list[Any], reuse: dict[int, int] | None = None
 ) -> tuple:
-    """Apply a function to arguments per leaf of y, tile by tile; return its results as fields."""
+    """Apply a function to the arguments of each leaf of y, tile by tile; return its results as fields.
+
+    Args:
+        function: as for ``in_tiles``.
+        y: a field, for its structure and shapes.
+        arguments: for each argument of the function, a list with one array per leaf of y.
+        reuse: as for ``in_tiles``.
+    """
     leaves, tree = jax.tree.flatten(y)
     results = [
         in_tiles(function, leaf.shape, leafwise, reuse)
@@ -38,8 +45,8 @@ def in_tiles(
     """Apply a function to tiles of unknowns.
 
     Args:
-        function: of arrays that end with an axis of unknowns; returns a tuple of such arrays.
-        shape: of the unknowns, the last axes of all arguments and results.
+        function: takes arrays whose last axes are unknowns, and returns a tuple of such arrays.
+        shape: the shape of the unknowns, which are the last axes of all arguments and results.
         arrays: the arguments; numbers and None are shared by all tiles.
         reuse: result o overwrites argument ``reuse[o]``, in this order.
     """
@@ -62,7 +69,7 @@ def in_tiles(
         parts = function(*map(take, current))
         new: dict[int, Array] = {}
         for o in sorted(range(len(parts)), key=lambda o: [*reuse].index(o) if o in reuse else -1):
-            # In place, which XLA does only if everything has been read before it is overwritten.
+            # XLA writes in place only if everything has been read before it is overwritten.
             place = after(new).hold(jnp.asarray(start, jnp.int32)) if o in reuse and new else start
             new[o] = lax.dynamic_update_slice_in_dim(results[o], parts[o], place, axis=results[o].ndim - 1)
         return tuple(new[o] for o in range(len(parts)))

@@ -1,4 +1,4 @@
-"""What a step of length h does to the state of a prior: Y(t+h) | Y(t) ~ N(Φ Y(t), γ² Σ)."""
+"""The transition of a prior's state over a step h: Y(t+h) | Y(t) ~ N(Φ Y(t), γ² Σ)."""
 
 import abc
 
@@ -16,7 +16,7 @@ class Transition(eqx.Module):
     Attributes:
         phi: the entries Φ[i][j], each a number for all unknowns or a field; ``None`` is a structural zero,
             which costs nothing. All rows but the first are the same for all unknowns.
-        scaling: the diagonal of T, which leads to the scaled coordinates T⁻¹ Y.
+        scaling: the diagonal of T, which defines the scaled coordinates T⁻¹ Y.
     """
 
     phi: eqx.AbstractVar[tuple[Row, ...]]
@@ -24,7 +24,7 @@ class Transition(eqx.Module):
 
     @abc.abstractmethod
     def rates(self, y: Field) -> list[Array | None]:
-        """What distinguishes the blocks of unknowns, one array per leaf of y; None if they are the same."""
+        """The rates that determine the block of each unknown, per leaf of y; None if all blocks are the same."""
 
     @abc.abstractmethod
     def at(self, rate: Array | None) -> "BlockTransition":
@@ -38,7 +38,7 @@ class Transition(eqx.Module):
     def gated(self, accept: Array) -> tuple[Row, ...]:
         """Φ if ``accept``, else the identity.
 
-        A rejected step then leaves the mean alone without a selection over the state.
+        A rejected step then leaves the mean as it is, without a selection over the state.
         """
 
         def gate(p: Coefficient | None, one: float) -> Coefficient | None:
@@ -53,8 +53,8 @@ class BlockTransition(Transition):
     """Φ = T Ă T⁻¹ and Σ = T R̆ᵀR̆ T as small matrices: one for all unknowns, or one for each of a batch.
 
     Attributes:
-        scaled_phi: Ă.
-        scaled_root: R̆, upper triangular.
+        scaled_phi: Ă, (n, n, *batch).
+        scaled_root: R̆, upper triangular, (n, n, *batch).
     """
 
     phi: tuple[Row, ...]
@@ -63,21 +63,18 @@ class BlockTransition(Transition):
     scaled_root: Float[Array, "n n *batch"]
 
     def rates(self, y: Field) -> list[Array | None]:
-        """None for every leaf."""
         return leaves_of(None, y)
 
     def at(self, rate: Array | None) -> "BlockTransition":
-        """The same block for all."""
         return self
 
     @property
     def is_uniform(self) -> bool:
-        """Always."""
         return True
 
     @property
     def matrix(self) -> Float[Array, "n n *batch"]:
-        """Φ as one small matrix."""
+        """Φ as a small matrix, (n, n, *batch)."""
         batch, n = self.scaled_phi.shape[2:], len(self.scaling)
         entries = [[jnp.broadcast_to(0.0 if p is None else p, batch) for p in row] for row in self.phi]
         return jnp.stack([jnp.stack(row) for row in entries]).astype(self.scaling.dtype).reshape(n, n, *batch)

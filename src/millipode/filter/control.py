@@ -2,13 +2,18 @@
 
 import abc
 import math
+from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike
 
+from millipode.linalg.arguments import is_number
 from millipode.linalg.fields import Coefficient, Field, map_leaves
 from millipode.model.initialisation import Start
+from millipode.xla.tracing import is_traced
 
 
 def weights(y: Field, rtol: Coefficient, atol: Coefficient, other: Field | None = None) -> Field:
@@ -55,6 +60,15 @@ class Controller(eqx.Module):
     @abc.abstractmethod
     def first_step(self, start: Start, order: int) -> Array:
         """The length of the first step."""
+
+    @property
+    def knows_first_step(self) -> bool:
+        """Whether the first step is fixed already, so that the user cannot choose it."""
+        return False
+
+    def fitted(self, kind: Any) -> "Controller":
+        """The same controller for a problem whose y has this dtype."""
+        return self
 
     def expected_steps(self, span: float, typical: int) -> int:
         """How many steps to plan for over a time span; ``typical`` where that cannot be known."""
@@ -131,8 +145,17 @@ class FixedStep(Controller):
     h: Array | float
 
     def __check_init__(self) -> None:
-        if isinstance(self.h, int | float) and not 0 < self.h < float("inf"):
+        if is_number(self.h) and not 0 < self.h < math.inf:
             raise ValueError(f"FixedStep: h must be positive and finite, got {self.h}.")
+
+    @property
+    def knows_first_step(self) -> bool:
+        """Always."""
+        return True
+
+    def fitted(self, kind: Any) -> "FixedStep":
+        """The same step in the precision of y."""
+        return FixedStep(positive_step(self.h, "FixedStep: h", kind))
 
     def accepts(self, error: Array) -> Array:
         """Any finite error."""
@@ -181,3 +204,13 @@ class Replay(Controller):
     def first_step(self, start: Start, order: int) -> Array:
         """0, because ``end_of_step`` is all that counts."""
         return jnp.zeros_like(start.span)
+
+
+def positive_step(h: Any, name: str, kind: Any) -> Any:
+    """A step size of dtype ``kind``; raise ``ValueError`` unless it is a positive number."""
+    step = h.astype(kind) if isinstance(h, jax.Array) else np.asarray(h, kind)
+    if np.ndim(step) != 0 or (not is_traced(step) and not 0 < step < np.inf):
+        raise ValueError(
+            f"{name} must be a positive, finite scalar (in either direction of time), got {step}."
+        )
+    return step

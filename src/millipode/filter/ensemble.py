@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from millipode.covariance.kronecker import Kronecker
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field, size
 from millipode.linalg.randomness import as_key
 
@@ -60,14 +60,14 @@ class Transported(eqx.Module):
         chunk: int | None = None,
         sharding: Any = None,
     ):
-        self.members = _count(members, "members", 2)
+        self.members = as_integer(members, "Transported: members", 2)
         # As plain numbers, which can be traced, hashed and saved like all others.
         key = as_key(jax.random.key(0) if key is None else key, "Transported: key")
         self.key = jax.random.key_data(key)
         if noise not in ("defect", "white"):
             raise ValueError(f"Transported: noise must be 'defect' or 'white', got {noise!r}.")
         self.noise = noise
-        self.chunk = None if chunk is None else _count(chunk, "chunk", 1)
+        self.chunk = None if chunk is None else as_integer(chunk, "Transported: chunk", 1)
         if self.chunk is not None and self.members % self.chunk:
             raise ValueError(f"Transported: chunk must divide members = {members}, got {chunk}.")
         if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
@@ -83,14 +83,6 @@ class Transported(eqx.Module):
         divisors = [k for k in range(1, self.members + 1) if self.members % k == 0]
         least = next(k for k in divisors if self.members <= k * CHUNKS)
         return max((k for k in divisors if k * size(y) <= TOGETHER), default=least)
-
-
-def _count(number: Any, name: str, least: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer):
-        raise TypeError(f"Transported: {name} must be an integer, got {number!r}.")
-    if number < least:
-        raise ValueError(f"Transported: {name} must be at least {least}, got {number}.")
-    return int(number)
 
 
 class Lag(NamedTuple):

@@ -1,7 +1,7 @@
-"""Triangular square roots: three ways to the R of a QR decomposition, each where it is best.
+"""Triangular square roots: three ways to compute the R of a QR decomposition, each for other matrices.
 
-Unrolled reflections are vectorised over blocks: fastest to run, slowest to compile. The same reflections in a
-loop serve single matrices and few blocks, and LAPACK serves matrices that are regular.
+Unrolled reflections are vectorised over many blocks: they are the fastest to run and the slowest to compile.
+The same reflections in a loop are for single matrices and few blocks. LAPACK is for matrices that are regular.
 
 A covariance has many square roots. Each function returns one of them, and its derivative must be that of the
 same root. Values and derivatives may be computed by different programs, so rounding must not decide which
@@ -21,7 +21,7 @@ from millipode.linalg.fields import safe_divide, safe_sqrt
 
 
 def reduced(rows: Block, triangle: Block) -> tuple[Block, Block]:
-    """The results of ``merge``, with columns that are mere rounding taken for zero."""
+    """The results of ``merge``, with columns that are zero up to rounding taken as zero."""
     if not few(rows):
         root, left, _ = _reflect(rows, triangle, None, known(rows.dtype))
         return root, left
@@ -34,8 +34,8 @@ def reduced(rows: Block, triangle: Block) -> tuple[Block, Block]:
 def root_of(stack: Block) -> Block:
     """Some R (n, n, *batch) with RᵀR = stackᵀstack, for uses in which only RᵀR matters.
 
-    Its derivative is Qᵀ d(stack), that of another R with the same RᵀR. It is free of divisions, so that
-    columns that are zero but for rounding do no harm.
+    Its derivative is Qᵀ d(stack), that of another R with the same RᵀR. It is free of divisions, so columns
+    that are zero up to rounding do no harm.
     """
     n = stack.shape[1]
     if few(stack):
@@ -48,7 +48,7 @@ def _root_of_jvp(primals: tuple, tangents: tuple) -> tuple[Block, Block]:
     (stack,), (change,) = primals, tangents
     stack, n, zeros = lax.stop_gradient(stack), stack.shape[1], _zeros(stack)
     if few(stack):
-        # All of Qᵀ, because a loop must not mix what is linear in the change with what is not.
+        # This computes all of Qᵀ, because a loop must not mix values that are linear in the change with others.
         rotated = each(_scan_with_rotation, stack)
         return rotated[:, :n], each(jnp.matmul, rotated[:, n:], change)
     root, _, extra = _reflect(stack, zeros, (change, zeros), known(stack.dtype))
@@ -67,7 +67,7 @@ def _zeros(stack: Block) -> Block:
 
 
 def _scan(rows: Float[Array, "m k"], triangle: Float[Array, "n k"]) -> Float[Array, "n+m k"]:
-    """``_reflect`` as a loop, for one block: R, with zeros up to rounding, above the rows that are left."""
+    """``_reflect`` as a loop, for one block: R above the rows that are left; its zeros may be rounded."""
     n = triangle.shape[0]
     lengths = known(rows.dtype) ** 2 * _lengths(rows, triangle)
 
@@ -85,7 +85,7 @@ def _scan(rows: Float[Array, "m k"], triangle: Float[Array, "n k"]) -> Float[Arr
 
 
 def _scan_with_rotation(stack: Float[Array, "m n"]) -> Float[Array, "n n+m"]:
-    """R and Qᵀ of a stack."""
+    """R and Qᵀ of a stack, side by side."""
     m, n = stack.shape
     rows = jnp.concatenate([stack, jnp.eye(m, dtype=stack.dtype)], axis=1)
     return _scan(rows, jnp.zeros((n, n + m), stack.dtype))[:n]
@@ -142,7 +142,7 @@ def triangularise(stack: Float[Array, "m n"]) -> Float[Array, "n n"]:
 
 @triangularise.defjvp
 def _triangularise_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    # The library's rule needs a regular R. Ours is singular whenever a residual vanishes, so
-    # differentiate the reflections themselves.
+    # JAX's rule needs a regular R. Here R is singular whenever a residual vanishes, so the reflections
+    # themselves are differentiated.
     n = primals[0].shape[1]
     return jax.jvp(lambda stack: jnp.triu(_scan(stack, _zeros(stack))[:n]), primals, tangents)

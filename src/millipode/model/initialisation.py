@@ -1,9 +1,9 @@
 """The initial state: y(t₀) and its first ν derivatives.
 
-Taylor mode is exact, and memory grows with everything that f computes on the way. Runge–Kutta
-inference (the paper's Section 2.3) costs O(dν²) and a state's worth of memory: it solves the ODE over ν
-tiny steps δ and infers the derivatives at t₀ from the values there. The weights of that inference do
-not depend on d, so they are worked out once per ν, in exact fractions.
+Taylor mode is exact, but stores everything that f computes on the way. Runge–Kutta inference (the paper's
+Section 2.3) costs O(dν²) and about as much memory as a state: it solves the ODE over ν tiny steps δ and
+infers the derivatives at t₀ from the values there. The weights of that inference do not depend on d, so they
+are computed once per ν, in exact fractions.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,11 @@ TAYLOR_LIMIT = 10_000
 class Initial(NamedTuple):
     """N(mean, diag(residual²) ⊗ rootᵀroot) at t₀, for y and its first ν derivatives.
 
-    The modulus of ``residual`` is the quasi-MLE of γ from the inference itself, one value per unknown.
+    Attributes:
+        mean: y and its first ν derivatives, n = ν+1 fields.
+        root: one root for all unknowns, (k, n); zero if the derivatives are exact.
+        residual: a field whose modulus is the quasi-MLE of γ from the inference, one value per unknown.
+        f_evals: the number of evaluations of f.
     """
 
     mean: tuple[Field, ...]
@@ -42,7 +46,7 @@ class Initial(NamedTuple):
 
 
 class Start(NamedTuple):
-    """An initial value problem, and its time scales near t₀, from one explicit Euler step.
+    """An initial value problem, and norms near t₀ from one explicit Euler step, which give its time scales.
 
     Attributes:
         field: f, in the filter's own time.
@@ -50,9 +54,9 @@ class Start(NamedTuple):
         y0: the initial value.
         span: |t₁ − t₀|.
         f0: f(t₀, y₀).
-        d0: the norm of y₀ in units of the tolerance.
-        d1: likewise, of y'.
-        d2: likewise, of y''.
+        d0: the norm of y₀, in units of the tolerance.
+        d1: the norm of y', likewise.
+        d2: the norm of y'', likewise.
     """
 
     field: VectorField
@@ -66,7 +70,15 @@ class Start(NamedTuple):
 
     @classmethod
     def of(cls, field: VectorField, t0: Array, y0: Field, weights: Field, span: Array) -> Self:
-        """Measure the time scales as Hairer, Nørsett and Wanner do (II.4), with weights for the norms."""
+        """Measure the norms as Hairer, Nørsett and Wanner do (II.4).
+
+        Args:
+            field: f, in the filter's own time.
+            t0: the start.
+            y0: the initial value.
+            weights: the tolerance of each unknown, like y.
+            span: |t₁ − t₀|.
+        """
         f0 = field(t0, y0)
         d0, d1 = (rms(jax.tree.map(jnp.divide, x, weights)) for x in (y0, f0))
         small = (d0 < 1e-5) | (d1 < 1e-5)
@@ -89,19 +101,25 @@ class Start(NamedTuple):
 
 
 def initialise(method: str | None, start: Start, order: int) -> Initial:
-    """Infer the initial state; ``method`` None chooses by size, order and the operations in f."""
+    """Infer the initial state.
+
+    Args:
+        method: ``"taylor"``, ``"runge-kutta"``, or None to choose by size, order and the operations in f.
+        start: the problem.
+        order: ν.
+    """
     limit = runge_kutta_limit(start.y0)
     if method == "runge-kutta" and order > limit:
         raise ValueError(
-            f"initialise='runge-kutta' takes orders up to {limit} in this precision: beyond, rounding leaves "
-            f"nothing of the {order}th derivative. Use initialise='taylor' or a lower order."
+            f"initialise='runge-kutta' takes orders up to {limit} in this precision: derivative {order} would "
+            "be lost to rounding. Use initialise='taylor' or a lower order."
         )
     if method == "runge-kutta" or (method is None and size(start.y0) > TAYLOR_LIMIT and order <= limit):
         return runge_kutta(start, order)
     try:
         exact = taylor(start, order)
     except Exception as error:
-        # jet has no rule for some primitives, and fails in as many ways as there are.
+        # jet has no rule for some primitives, and raises various exceptions for them.
         if method == "taylor" or order > limit:
             raise NotImplementedError(
                 "Taylor-mode differentiation does not know an operation in f "
@@ -114,7 +132,7 @@ def initialise(method: str | None, start: Start, order: int) -> Initial:
     return lax.cond(all_finite(exact.mean), lambda: exact, lambda: runge_kutta(start, order))
 
 
-# Where f may be smooth and jet's rules for it are not: y**2.0 is exp(2 log y) to jet, NaN at y = 0.
+# Operations for which jet's rules may fail where f is smooth: it treats y**2.0 as exp(2 log y), NaN at y = 0.
 HOLES = {"pow", "sqrt", "rsqrt", "cbrt", "log", "log1p", "asin", "acos", "acosh"}
 
 
@@ -130,7 +148,7 @@ def _has_holes(start: Start) -> bool:
 
 
 def runge_kutta_limit(y0: Field) -> int:
-    """The highest order at which rounding leaves something of the ν-th derivative."""
+    """The highest order ν at which the ν-th derivative is not lost to rounding."""
     return 8 if dtype(y0).itemsize >= 8 else 4
 
 
@@ -213,9 +231,9 @@ def _inference(nu: int) -> tuple[Matrix, list[float], np.ndarray]:
     """Universal kriging at δ = 1: weights on the slopes, misfit, and root of the posterior.
 
     y₀ and f₀ fix two Taylor coefficients; b = (y'', …, y^(ν)) has a flat prior and is seen through
-    r_m = y(m) − y₀ − m f₀ = Σ_q b_q m^q/q! + noise with the IWP's kernel K. As ν values meet ν−1
-    unknowns, one degree of freedom is left, whose square is the quasi-MLE of γ². Since r = A F − m f₀,
-    everything is returned as weights on the slopes F, where nothing cancels.
+    r_m = y(m) − y₀ − m f₀ = Σ_q b_q m^q/q! + noise with the IWP's kernel K. There are ν values for ν−1
+    unknowns, so one degree of freedom is left, whose square is the quasi-MLE of γ². Since r = A F − m f₀,
+    everything is returned as weights on the slopes F, so that nothing cancels.
     """
     nodes, unknowns = range(1, nu + 1), nu - 1
     slopes = [[a - (m if k == 0 else 0) for k, a in enumerate(_collocation(nu)[m])] for m in nodes]

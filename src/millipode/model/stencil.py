@@ -18,7 +18,7 @@ def _as_tuple(axes: Any) -> tuple[int, ...]:
 
 
 class Stencil(eqx.Module):
-    """A declaration: on these axes, f couples an unknown only to near neighbours.
+    """A declaration that, along certain axes, f couples an unknown to near neighbours only.
 
     The diagonal of the Jacobian then takes a few JVPs, each seeded with every unknown of one
     colour, whatever the number of unknowns: on a regular grid in any number of dimensions a
@@ -29,7 +29,7 @@ class Stencil(eqx.Module):
         axes: the grid's axes in every leaf of y, counted from the end (negative).
         radius: the reach of the stencil along an axis.
         shape: ``"star"`` if neighbours lie along the axes, ``"box"`` if diagonally too.
-        periodic: whether the stencil wraps around, for all axes or one by one.
+        periodic: whether the stencil wraps around, for all axes or one per axis.
 
     >>> Stencil(axes=(-2, -1)).colours((2, 100, 100))  # two channels of a five-point stencil
     4
@@ -56,12 +56,12 @@ class Stencil(eqx.Module):
             raise ValueError("Stencil: periodic must be a bool or one bool per axis.")
 
     def colours(self, shape: tuple[int, ...]) -> int:
-        """How many JVPs one leaf of this shape takes."""
+        """The number of JVPs that one leaf of this shape takes."""
         moduli = self._moduli(shape)
         return self._channels(shape) * (moduli[0] if self.shape == "star" else int(np.prod(moduli)))
 
     def diagonal(self, field: VectorField, t: Array, y: Field) -> tuple[Field, Field]:
-        """f(t, y) and the diagonal of its Jacobian."""
+        """f(t, y) and the diagonal of its Jacobian, both like y."""
         leaves, tree = jax.tree.flatten(y)
         value, jvp = jax.linearize(lambda x: field(t, x), y)
         zeros = [jnp.zeros_like(leaf) for leaf in leaves]
@@ -111,7 +111,7 @@ class Stencil(eqx.Module):
         return int(np.prod(shape)) // int(np.prod([shape[a] for a in self.axes]))
 
     def _colour(self, shape: tuple[int, ...]) -> Array:
-        """The colour of every unknown, made of iotas: nothing of this size is a constant."""
+        """The colour of every unknown, computed from iotas, so that the program stores no constant this large."""
         moduli = self._moduli(shape)
         place = [lax.broadcasted_iota(jnp.int32, shape, a % len(shape)) for a in self.axes]
         if self.shape == "star":

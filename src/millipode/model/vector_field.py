@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, PyTree
 
 from millipode.linalg.fields import Field, same_structure
+from millipode.xla.tracing import is_traced
 
 
 class VectorField(NamedTuple):
@@ -65,8 +66,7 @@ class VectorField(NamedTuple):
         if jax.tree.leaves(function) != [function]:
             return function
         converted = eqx.filter_closure_convert(function, *self._inputs(t, y))
-        hides = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(converted))
-        return converted if hides else function
+        return converted if is_traced(converted) else function
 
     def _inputs(self, t: Array, y: Field) -> tuple:
         return (t, y) if self.args is None else (t, y, self.args)

@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 from millipode.linalg.fields import Coefficient, Field, dtype
 from millipode.linalg.jacobians import CoupledJacobian, DiagonalJacobian, Jacobian
 from millipode.pde.bases import Basis, Stacked
+from millipode.xla.tracing import is_traced
 
 
 class Spectrum(NamedTuple):
@@ -166,6 +167,6 @@ def _can_be_broadcast(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _extremes(eigenvalues: list[Any]) -> tuple[float, float]:
     """The smallest and the largest eigenvalue; NaN if they are traced."""
-    if any(isinstance(x, jax.core.Tracer) for x in eigenvalues):
+    if is_traced(eigenvalues):
         return math.nan, math.nan
     return min(float(np.min(x)) for x in eigenvalues), max(float(np.max(x)) for x in eigenvalues)

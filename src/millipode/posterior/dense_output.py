@@ -21,9 +21,9 @@ from millipode.posterior.posterior import (
     in_user_time,
     marginal_std,
 )
-from millipode.posterior.questions import is_traced
 from millipode.smooth.bridge import Gaussian, backward, move, negligible, pick, predict
 from millipode.xla.compiling import compiled
+from millipode.xla.tracing import is_traced
 
 # Times and samples are processed in batches whose states take about this much memory.
 BATCH_BYTES = 2**25

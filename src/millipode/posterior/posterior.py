@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.covariance.protocol import Covariance
-from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves
+from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves, same_structure
 from millipode.model.priors.protocol import Prior
 from millipode.smooth.bridge import Gaussian
 from millipode.smooth.interval import Nodes
@@ -171,7 +171,7 @@ def in_user_time(derivative: Field, sign: Array, q: Array) -> Field:
 
 def calibrate(std: Coefficient, output_gamma: Coefficient, y: Field) -> Coefficient:
     """The product of a standard deviation and γ; a number if both are."""
-    if all(isinstance(x, jax.Array) and x.ndim == 0 for x in (std, output_gamma)):
+    if all(same_structure(x, 0) and x.ndim == 0 for x in (std, output_gamma)):
         return std * output_gamma
     return map_leaves(lambda _, s, c: s * c, y, std, output_gamma)
 

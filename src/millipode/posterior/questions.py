@@ -1,29 +1,14 @@
 """Checks of what a solution is asked for: every refusal says what to pass to ``solve``."""
 
-import operator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from millipode.linalg.arguments import as_integer
 from millipode.posterior.posterior import Posterior
-
-
-def is_traced(*x: Any) -> bool:
-    """Whether any value cannot be looked at."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
-
-
-def integer(x: Any, name: str) -> int:
-    """An integer, and nothing that only looks like one."""
-    try:
-        if isinstance(x, bool):
-            raise TypeError
-        return operator.index(x)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {x!r}.") from None
+from millipode.xla.tracing import is_traced
 
 
 def derivative(posterior: Posterior, t: Array, q: Any) -> int:
@@ -33,7 +18,7 @@ def derivative(posterior: Posterior, t: Array, q: Any) -> int:
             "This is a batch of solutions. Ask each of them under jax.vmap, for example "
             "jax.vmap(lambda s: s(0.5).mean)(sol)."
         )
-    q = integer(q, "derivative")
+    q = as_integer(q, "derivative")
     known = len(posterior.mean) - 1
     if q < 0:
         raise ValueError(f"derivative must be an integer from 0 to {known}, got {q}.")
@@ -103,7 +88,7 @@ def joint(posterior: Posterior) -> None:
 
 def how_many(num: Any, most: int | None = None) -> int:
     """The number of samples; ``most`` is the number of ensemble members, if samples are those."""
-    num = integer(num, "num")
+    num = as_integer(num, "num")
     if most is not None and not 1 <= num <= most:
         raise ValueError(
             f"This solution has {most} ensemble members, each of which is one sample: num must be from 1 to "

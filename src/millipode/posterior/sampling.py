@@ -16,10 +16,11 @@ from millipode.model.noise import noise_of
 from millipode.model.priors.protocol import Prior
 from millipode.posterior.dense_output import BATCH_BYTES, bytes_per_state, evaluate, round_up
 from millipode.posterior.posterior import Chain, Path, Posterior, direction, in_user_time
-from millipode.posterior.questions import is_traced, saved_index
+from millipode.posterior.questions import saved_index
 from millipode.smooth.bridge import Gaussian, backward, move, near, negligible, pick, predict
 from millipode.spatial.space import Space
 from millipode.xla.compiling import FOR_MEMORY, QUICKLY, Way, compiled
+from millipode.xla.tracing import is_traced
 
 
 def sample(

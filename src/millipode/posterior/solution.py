@@ -29,6 +29,7 @@ from millipode.status import Stats, Status
 from millipode.view import datasets, plotting
 from millipode.view.viewable import Marginal
 from millipode.xla.compiling import compiled
+from millipode.xla.tracing import is_traced
 
 
 @jax.tree_util.register_dataclass
@@ -220,7 +221,7 @@ class Solution:
     @property
     def _has_one_status(self) -> bool:
         """Whether this is one solution with concrete values, rather than traced or a batch."""
-        return not isinstance(self.status_code, jax.core.Tracer) and np.ndim(self.status_code) == 0
+        return not is_traced(self.status_code) and np.ndim(self.status_code) == 0
 
     @property
     def status(self) -> Any:
@@ -237,7 +238,7 @@ class Solution:
     @property
     def message(self) -> str:
         """How the solve ended, in words."""
-        if isinstance(self.status_code, jax.core.Tracer):
+        if is_traced(self.status_code):
             return "The status is not known while JAX traces the solve."
         if not self._has_one_status:
             codes, counts = np.unique(np.asarray(self.status_code), return_counts=True)

@@ -1,4 +1,4 @@
-"""What is seen of a solve while it runs, and how to stop it: between compiled segments, on the host."""
+"""How a solve shows its progress and can be interrupted: between compiled segments, on the host."""
 
 import signal
 import threading
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Self
 
 
 class Progress(NamedTuple):
-    """How far a solve has come.
+    """The progress of a solve.
 
     Attributes:
         t: the time reached.
         h: the size of the next step.
-        accepted: steps.
-        rejected: attempts.
-        rate: attempts per second, lately.
+        accepted: the number of accepted steps.
+        rejected: the number of rejected attempts.
+        rate: recent attempts per second.
     """
 
     t: float
@@ -26,7 +26,12 @@ class Progress(NamedTuple):
 
 
 class ProgressBar:
-    """Shows t, h, accepted and rejected steps, the rate, and the time that is left."""
+    """A progress bar that shows t, h, accepted and rejected steps, the rate, and the remaining time.
+
+    Args:
+        t0: the start of the time span.
+        t1: its end.
+    """
 
     def __init__(self, t0: float, t1: float):
         try:
@@ -42,7 +47,7 @@ class ProgressBar:
         )
 
     def __call__(self, now: Progress) -> None:
-        """Draw the bar at time t."""
+        """Draw the bar for this progress."""
         span = self.t1 - self.t0
         self.bar.n = (now.t - self.t0) / span if span else 1.0
         self.bar.set_description_str(
@@ -51,7 +56,7 @@ class ProgressBar:
         )
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar and leave it as it is."""
         self.bar.close()
 
 
@@ -59,7 +64,12 @@ Show = Callable[[Progress], None]
 
 
 class Interruption:
-    """Turns Ctrl-C into a request, so that a solve can stop where nothing is lost; a second one is Python's.
+    """Turns Ctrl-C into a request, so that a solve can stop without losing its results.
+
+    A second Ctrl-C raises ``KeyboardInterrupt``.
+
+    Attributes:
+        requested: whether Ctrl-C has been pressed.
 
     >>> with Interruption() as interruption:
     ...     signal.raise_signal(signal.SIGINT)
@@ -72,7 +82,7 @@ class Interruption:
         self.before: Any = None
 
     def __enter__(self) -> Self:
-        # Only the main thread may set handlers, and only Python's own is ours to replace.
+        # Only the main thread may set handlers, and only Python's default handler is replaced.
         is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if is_ours and threading.current_thread() is threading.main_thread():
             self.before = signal.signal(signal.SIGINT, self._request)

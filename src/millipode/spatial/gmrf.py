@@ -1,7 +1,6 @@
 """Gauss–Markov random fields: Γ̆ is dense, its inverse Q is sparse (Lindgren, Rue, Lindström 2011)."""
 
 import importlib
-import math
 from typing import Any, Literal
 
 import equinox as eqx
@@ -11,9 +10,10 @@ import numpy as np
 from jax.experimental import sparse
 from jaxtyping import Array, ArrayLike, Float
 
+from millipode.linalg.arguments import as_integer, as_positive, check_positive
 from millipode.pde.grids import Grid
 from millipode.spatial.matern import Stationary, check_grid
-from millipode.spatial.protocol import Spatial, as_positive
+from millipode.spatial.protocol import Spatial
 from millipode.xla.ordering import stored
 
 # Up to this many points, variances are computed exactly.
@@ -60,8 +60,7 @@ class GridField(Stationary):
 
     def __init__(self, grid: Grid, kappa: ArrayLike, alpha: float = 2, variance: ArrayLike = 1.0):
         check_grid(grid, "GMRF")
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < math.inf:
-            raise ValueError(f"GMRF: alpha must be a positive number, got {alpha!r}.")
+        check_positive(alpha, "GMRF: alpha")
         self.grid, self.shape, self.alpha = grid, grid.shape, alpha
         self.kappa = jnp.asarray(as_positive(kappa, "GMRF: kappa", scalar=True))
         self.variance = jnp.asarray(as_positive(variance, "GMRF: variance", scalar=True))
@@ -119,8 +118,10 @@ class SparseField(Spatial):
         n = matrix.shape[0]
         if method not in ("cholesky", "matrix-free"):
             raise ValueError(f"GMRF: method must be 'cholesky' or 'matrix-free', got {method!r}.")
-        if not all(isinstance(k, int) and k > 0 for k in (probes, iterations)):
-            raise ValueError("GMRF: probes and iterations must be positive integers.")
+        probes, iterations = (
+            as_integer(probes, "GMRF: probes", 1),
+            as_integer(iterations, "GMRF: iterations", 1),
+        )
         key = jax.random.key(0) if key is None else key
         self.precision = sparse.BCOO.from_scipy_sparse(matrix).sum_duplicates()
         self.shape, self.iterations = (n,), min(iterations, n)

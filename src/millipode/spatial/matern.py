@@ -22,10 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from millipode.linalg.arguments import as_positive, check_fraction, check_positive
 from millipode.pde.grids import Grid
 from millipode.pde.linear import Linear
-from millipode.spatial.protocol import Spatial, as_positive
+from millipode.spatial.protocol import Spatial
 from millipode.xla.ordering import stored
+from millipode.xla.tracing import is_traced
 
 # The largest number of entries in a table of theta functions.
 PIECE = 2**18
@@ -114,8 +116,7 @@ class Matern(Stationary):
         nugget: Array | float = 0.0,
     ):
         check_grid(grid, "Matern")
-        if isinstance(smoothness, bool) or not isinstance(smoothness, int | float) or not smoothness > 0:
-            raise ValueError(f"Matern: smoothness must be a positive number, got {smoothness!r}.")
+        check_positive(smoothness, "Matern: smoothness", infinite=True)
         is_several = isinstance(length_scale, Sequence) or np.ndim(length_scale) == 1
         lengths = tuple(length_scale) if is_several else (length_scale,)  # type: ignore[arg-type]
         if len(lengths) not in (1, len(grid.shape)):
@@ -125,8 +126,7 @@ class Matern(Stationary):
         lengths = tuple(as_positive(x, "Matern: length_scale", scalar=True) for x in lengths) * (
             len(grid.shape) if len(lengths) == 1 else 1
         )
-        if not isinstance(nugget, jax.core.Tracer) and not 0 <= float(nugget) < math.inf:
-            raise ValueError(f"Matern: nugget must be a fraction of the variance, at least 0; got {nugget}.")
+        check_fraction(nugget, "Matern: nugget")
         self.grid, self.shape, self.smoothness = grid, grid.shape, float(smoothness)
         variance = as_positive(variance, "Matern: variance", scalar=True)
         spectrum = _spectrum(grid, self.smoothness, lengths, variance, nugget)
@@ -142,7 +142,7 @@ def check_grid(grid: Any, name: str) -> None:
 
 def _check_spectrum(spectrum: Array) -> None:
     """Raise ``ValueError`` if the rounding of a residual would outweigh the residual itself in zᵀ Γ̆⁻¹ z."""
-    if isinstance(spectrum, jax.core.Tracer):
+    if is_traced(spectrum):
         return
     smallest, largest = float(jnp.min(spectrum)), float(jnp.max(spectrum))
     if not smallest > float(jnp.finfo(spectrum.dtype).eps) ** 2 * largest:

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from millipode.linalg.arguments import as_positive
 from millipode.pde.linear import Linear
 
 
@@ -102,23 +102,3 @@ class Diagonal(Spatial):
     def logdet(self) -> Array:
         """The sum Σ log v."""
         return jnp.sum(jnp.log(self.variances))
-
-
-def as_positive(x: Any, name: str, scalar: bool = False) -> Any:
-    """The parameter x as an array, so that it is traced and not hashed.
-
-    Raise ``ValueError`` unless it is positive and finite, which cannot be checked while it is traced.
-
-    Args:
-        x: a number or an array.
-        name: the name of the parameter, for the message.
-        scalar: whether it must be a single number.
-    """
-    if scalar and np.ndim(x):
-        raise ValueError(f"{name} must be a single number, got an array of shape {np.shape(x)}.")
-    if isinstance(x, jax.core.Tracer):
-        return x
-    value = np.asarray(x, float) if not isinstance(x, jax.Array) else x
-    if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
-        raise ValueError(f"{name} must be positive and finite, got {x}.")
-    return value

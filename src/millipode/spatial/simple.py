@@ -6,12 +6,13 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, ArrayLike, Float
 
+from millipode.linalg.arguments import check_fraction
 from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Spatial
+from millipode.xla.tracing import is_traced
 
 
 class Identity(Spatial):
@@ -63,12 +64,11 @@ class Dense(Spatial):
     def __init__(self, matrix: ArrayLike, nugget: float = 0.0):
         if jnp.iscomplexobj(matrix):
             raise ValueError("Dense: the covariance must be real, got complex numbers.")
-        if not isinstance(nugget, jax.core.Tracer) and not 0 <= float(nugget) < np.inf:
-            raise ValueError(f"Dense: nugget is a variance and must be at least 0, got {nugget}.")
+        check_fraction(nugget, "Dense: nugget")
         matrix = jnp.asarray(matrix, jnp.result_type(float, jnp.asarray(matrix).dtype))
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
             raise ValueError(f"Dense: the covariance must be a square matrix, its shape is {matrix.shape}.")
-        concrete = not isinstance(matrix, jax.core.Tracer)
+        concrete = not is_traced(matrix)
         if concrete and not jnp.isfinite(matrix).all():
             raise ValueError("Dense: the covariance has infinite or NaN entries.")
         if concrete and (gap := float(jnp.abs(matrix - matrix.T).max())) > 1e-6 * float(
@@ -79,7 +79,7 @@ class Dense(Spatial):
                 "(A + A.T) / 2 if that is what you mean."
             )
         root = jnp.linalg.cholesky(matrix + nugget * jnp.eye(matrix.shape[0], dtype=matrix.dtype))
-        if not isinstance(root, jax.core.Tracer) and not jnp.isfinite(root).all():
+        if not is_traced(root) and not jnp.isfinite(root).all():
             smallest, largest = (float(x) for x in jnp.linalg.eigvalsh(matrix)[jnp.array([0, -1])])
             raise ValueError(
                 f"Dense: the covariance is not positive definite, its eigenvalues reach from {smallest:.3g} "

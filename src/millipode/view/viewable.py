@@ -1,11 +1,11 @@
-"""What every solution offers to those modules that draw or write it."""
+"""What every solution offers to the modules that draw or write it."""
 
 from typing import Any, NamedTuple, Protocol
 
-import jax
 from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode.status import Stats
+from millipode.xla.tracing import is_traced
 
 
 class Marginal(NamedTuple):
@@ -77,5 +77,5 @@ class Viewable(Protocol):
 
 def check_single(sol: Viewable, what: str) -> None:
     """Raise ``ValueError`` unless this is one solution with concrete values."""
-    if isinstance(sol.t, jax.core.Tracer) or sol.t.ndim != 1:
+    if is_traced(sol.t) or sol.t.ndim != 1:
         raise ValueError(f"{what} one solution with concrete values; call it outside jit and vmap.")

@@ -19,6 +19,7 @@ from jaxtyping import Array, PyTree
 
 from millipode.xla.compiling import as_one_kernel
 from millipode.xla.ordering import after
+from millipode.xla.tracing import is_traced
 
 
 def while_loop(
@@ -96,7 +97,7 @@ class _Closed:
 
     def __init__(self, function: Callable[[list[Array]], PyTree], leaves: Sequence[Array]):
         jaxpr, shape = jax.make_jaxpr(lambda *x: function(list(x)), return_shape=True)(*leaves)
-        is_hidden = [isinstance(x, jax.core.Tracer) for x in jaxpr.consts]
+        is_hidden = [is_traced(x) for x in jaxpr.consts]
         self.hidden = [x for x, hidden in zip(jaxpr.consts, is_hidden, strict=True) if hidden]
         self._known = [None if hidden else x for x, hidden in zip(jaxpr.consts, is_hidden, strict=True)]
         self._jaxpr, self._tree, self._is_hidden = jaxpr.jaxpr, jax.tree.structure(shape), is_hidden

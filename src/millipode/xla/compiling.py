@@ -1,13 +1,14 @@
 """Compiled programs, with the compiler options that suit them.
 
-Options can be given to outermost programs only: inside somebody else's ``jit``, theirs hold. All of this is
-about XLA:CPU, and ``benchmarks/compiler.py`` measures it.
+Options can be given to outermost programs only; inside another ``jit``, the options of that one apply. All of
+this is about XLA:CPU, and ``benchmarks/compiler.py`` measures it.
 
 - XLA has an older and a newer way to emit fused loops. For the small, unrolled algebra of this library the
   older one compiles in about half the time, and the block-diagonal correction runs twice as fast. The newer
-  one makes better use of the memory, which is what counts for an EK0 beyond some thousand unknowns.
-- XLA starts one kernel per fused loop, some 50 ns each, and a step of a small filter has a hundred of them:
-  more than its arithmetic takes. ``as_one_kernel`` makes a single kernel of a whole loop over small arrays.
+  one makes better use of the memory, which matters for EK0 beyond a few thousand unknowns.
+- XLA starts one kernel per fused loop, which takes some 50 ns. A step of a small filter has a hundred of them,
+  which takes longer than its arithmetic. ``as_one_kernel`` makes a single kernel of a whole loop over small
+  arrays.
 """
 
 import contextvars
@@ -24,7 +25,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 
 class Way(NamedTuple):
-    """How to compile: options of XLA, and whether loops may become single kernels."""
+    """How to compile a program.
+
+    Attributes:
+        options: options of XLA, as pairs of a name and a value.
+        kernels: whether loops may become single kernels.
+    """
 
     options: tuple[tuple[str, Any], ...] = ()
     kernels: bool = False
@@ -38,7 +44,7 @@ ONE_KERNEL = Way((OLDER_EMITTERS,), kernels=True)
 ONE_SMALL_KERNEL = Way((OLDER_EMITTERS, LESS_OPTIMISED), kernels=True)
 FOR_MEMORY = Way()
 
-# What a single kernel has no room for: primitives that call libraries or Python.
+# Primitives that call libraries or Python, and so cannot be part of a single kernel.
 LIBRARY_CALLS = {
     *("debug_callback", "debug_print", "io_callback", "pure_callback", "ffi_call", "infeed", "outfeed"),
     *("ragged_dot_general", "conv_general_dilated", "fft", "sort", "top_k", "approx_top_k"),
@@ -54,28 +60,28 @@ LIBRARY_CALLS = {
     *("hessenberg", "tridiagonal"),
 }
 
-# XLA's marks are no part of any promise, and it aborts where it does not agree: ``tests/test_compiling.py``
-# must have passed with a version of JAX before it is added here.
+# The marks that ``as_one_kernel`` sets are not part of XLA's public interface, and XLA aborts the process if
+# it does not accept them: add a version of JAX only if ``tests/test_compiling.py`` passes with it.
 TESTED = {(0, 10)}
 
 # Products of matrices with more entries than this are left to a library.
 MATRIX = 2**10
 
-# Arithmetic on larger arrays than this is left to several cores.
+# Arithmetic on larger arrays than this is left to XLA, which uses several cores.
 PARALLEL = 2**17
 ARITHMETIC = {"add", "sub", "mul", "div", "exp", "log", "sin", "cos", "tanh", "sqrt", "pow", "integer_pow"}
 
-# Whether the program that is being traced may have kernels of its own.
+# Whether loops in the program that is being traced may become single kernels.
 _kernels = contextvars.ContextVar("kernels", default=False)
 
 
 class Program:
-    """``jax.jit``, in the best way where it is outermost and the compiler knows how.
+    """``jax.jit`` with options that suit the arguments, if it is outermost and the compiler has them.
 
     Args:
-        function: what to compile.
-        way: of its arguments, how to compile for them.
-        how: arguments of ``jax.jit``.
+        function: the function to compile.
+        way: returns the way to compile for certain arguments, given these; ``QUICKLY`` if it is None.
+        how: keyword arguments of ``jax.jit``.
     """
 
     def __init__(self, function: Callable, way: Callable[..., Way] | None, **how: Any):
@@ -85,7 +91,7 @@ class Program:
         self._refused: set = set()
 
     def __call__(self, *args: Any) -> Any:
-        """Run, after compiling if need be."""
+        """Run the program; compile it first if needed."""
         best = self._best(args)
         try:
             return best(*args)
@@ -97,7 +103,7 @@ class Program:
             return plain(*args)
 
     def lower(self, *args: Any) -> Any:
-        """As ``jax.jit(...).lower``, for a look at the compiled code."""
+        """Like ``jax.jit(...).lower``, to inspect the compiled code."""
         return self._best(args).lower(*args)
 
     def _best(self, args: tuple) -> Any:
@@ -108,31 +114,37 @@ class Program:
         return self.outermost(self._way(*args))
 
     def outermost(self, way: Way) -> Any:
-        """The program, compiled in a certain way."""
+        """The program as ``jax.jit`` compiles it in a certain way."""
         if way not in self._ways:
-            # A function of its own for each way, because JAX remembers how a function was traced.
+            # Each way needs a function of its own, because JAX caches how a function was traced.
             function = functools.wraps(self._function)(_traced(self._function, way.kernels))
             self._ways[way] = jax.jit(function, **self._how, compiler_options=dict(way.options))
         return self._ways[way]
 
 
 def compiled(function: Callable | None = None, *, way: Callable[..., Way] | None = None, **how: Any) -> Any:
-    """The decorator ``jax.jit`` for functions that users reach without a ``jit`` of their own."""
+    """A decorator in place of ``jax.jit``, for functions that users may call outside of ``jit``.
+
+    Args:
+        function: the function to compile; None if the decorator is called with options.
+        way: as for ``Program``.
+        how: keyword arguments of ``jax.jit``.
+    """
     if function is None:
         return functools.partial(compiled, way=way, **how)
     return functools.wraps(function, updated=())(Program(function, way, **how))
 
 
 def as_one_kernel(function: Callable, *args: Any) -> Any:
-    """``function(*args)`` as a single kernel, where that is possible.
+    """``function(*args)`` as a single kernel, if that is possible.
 
-    For a ``lax.while_loop`` over small arrays, which XLA itself treats like this if it is tiny; the
-    attributes here are how it marks them. Only in outermost programs, because what others' ``vmap`` makes of
-    a loop may not be possible, and because an outermost program can be compiled without if need be.
+    This is meant for a ``lax.while_loop`` over small arrays. XLA itself makes single kernels of tiny loops,
+    and the attributes below are its marks for them. It is done in outermost programs only: ``vmap`` may turn
+    the loop into one for which it is impossible, and an outermost program can be compiled again without it.
 
-    XLA aborts the process if a parameter of such a call turns out to be of no consequence. So what the
-    function sees should come from outside the program, where XLA cannot know it, and its first floating-point
-    result must not be ignored, because all parameters are tied to it.
+    XLA aborts the process if a parameter of such a call turns out to be unused. So the arguments should come
+    from outside the program, where XLA cannot know their values. The first floating-point result must be
+    used, because all parameters are tied to it.
     """
     if not _kernels.get() or jax.__version_info__[:2] not in TESTED:
         return function(*args)
@@ -146,7 +158,7 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
 
     def inside(constants: list, leaves: list) -> list:
         results = jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, constants))(*leaves)
-        # The consequence of every parameter: a zero that XLA cannot know to be one.
+        # Every parameter is used in this sum; XLA cannot know that its multiple ``zero`` is zero.
         touched = sum(jnp.real(jnp.ravel(x)[0]).astype(jnp.float32) for x in [*constants, *leaves])
         zero = 0 * jnp.where(jnp.isfinite(touched), touched, 0)
         first = next(i for i, x in enumerate(results) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -159,7 +171,7 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
 
 
 def calls_libraries(jaxpr: Jaxpr) -> bool:
-    """Whether a program contains what XLA cannot make part of a kernel, or is faster with outside of it."""
+    """Whether a program has operations that cannot be part of a kernel, or are faster outside of it."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in LIBRARY_CALLS:
             return True
@@ -177,7 +189,7 @@ def calls_libraries(jaxpr: Jaxpr) -> bool:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether an array has numbers in it."""
+    """Whether an array is not empty, and holds numbers or booleans."""
     return x.size > 0 and (x.dtype == bool or jnp.issubdtype(x.dtype, jnp.number))
 
 
@@ -189,7 +201,7 @@ def outside_transformations() -> bool:
     """Whether no JAX transformation is under way, so that all values are concrete."""
     try:
         from jax._src.core import trace_state_clean
-    except ImportError:  # private, and only there to save work
+    except ImportError:  # the function is private, and only used to save work
         return False
     return trace_state_clean()
 
@@ -214,19 +226,19 @@ def _with_metadata(function: Callable, **metadata: str) -> Callable:
 
 
 def _are_consumed(args: tuple) -> bool:
-    """Whether a program was run on arguments that it was given to overwrite."""
+    """Whether some of the arguments have been donated to a program and are gone."""
     return any(x.is_deleted() for x in jax.tree.leaves(args) if isinstance(x, jax.Array))
 
 
 def _signature(args: tuple) -> tuple:
-    """What a program is compiled for."""
+    """The structure, shapes and dtypes of the arguments, for which a program is compiled."""
     leaves, tree = jax.tree.flatten(args)
     return tree, tuple((x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in leaves)
 
 
 @functools.cache
 def _options_are_known() -> bool:
-    """Whether this backend and this version of XLA have the options; they are not part of any promise."""
+    """Whether this backend and this version of XLA have the options, which may change between versions."""
     if jax.default_backend() != "cpu":
         return False
     try:

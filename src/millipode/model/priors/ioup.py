@@ -7,7 +7,7 @@ coordinates only the first row of Φ and the first column of the noise's root de
     y(h) = e^x y + Σ_j h^(j+1) φ_{j+1}(x) w^(j) + h^(ν+½) ∫₀¹ s^ν φ_ν(xs) dβ(s),    φ_k(x) = Σ_m x^m/(m+k)!
 
 All of it is computed without cancellation for x from −∞ to about 10: the integrand is expanded in Legendre
-polynomials, and integration, which is what leads from φ_k to φ_{k+1}, is tridiagonal there.
+polynomials, in which the integration that leads from φ_k to φ_{k+1} is tridiagonal.
 """
 
 import math
@@ -26,23 +26,25 @@ from millipode.covariance.transition import BlockTransition, Transition
 from millipode.linalg.fields import Coefficient, Field, Row, dtype, safe_divide, safe_sqrt, same_structure
 from millipode.model.priors.iwp import check_order, next_column, powers, scaling, taylor
 from millipode.model.priors.reverting import Integers, Reverting
+from millipode.xla.tracing import is_traced
 
 
 class IOUP(Reverting):
     """The ν-times integrated Ornstein–Uhlenbeck process, y^(ν+1) = λ y^(ν) + noise.
 
-    With ``mp.SpectralEK1(linear=..., prior=mp.IOUP())`` every mode has the rate λ that ``linear`` says.
-    An equation that is nothing but its linear part is solved exactly (but for the start, where that is not
-    by Taylor series); what else there is of f is extrapolated by itself, as in exponential integrators.
+    With ``mp.SpectralEK1(linear=..., prior=mp.IOUP())`` every mode has its rate λ from ``linear``. A purely
+    linear equation is then solved exactly, except for errors of the initial state if that is not from a Taylor
+    series. The rest of f is extrapolated by itself, as in exponential integrators.
 
-    With any other solver the rate is given: one for all unknowns, or one each. A rate does not make EK0
-    any less explicit: where hλ is large, it needs small steps all the same.
+    With any other solver, the user gives the rate: one for all unknowns, or one for each. A rate does not make
+    EK0 implicit: for stiff unknowns it still needs steps with small hλ.
 
-    Derivatives of stiff unknowns cancel: y' is good to rounding, y^(q) to about |λ|^(q−1) times that.
+    Derivatives of stiff unknowns suffer from cancellation: y' is exact up to rounding, and y^(q) up to about
+    |λ|^(q−1) times that.
 
     Args:
         order: ν, the number of derivatives of y that the model has, 1 … 11; 0 for that of the solver.
-        rate: λ, negative for what decays, in the units of 1/time; a number, or like y. None for that of
+        rate: λ, in units of 1/time and negative for decay: a number, or a field like y. None for the rates of
             ``linear``.
 
     >>> import millipode as mp
@@ -71,9 +73,9 @@ class IOUP(Reverting):
         return self.rate is None
 
     def fitted(self, rates: Field | None, sign: Array, y: Field) -> "IOUP":
-        """With the rates of a problem."""
+        """The prior with the rates of a certain problem."""
         rate = rates if self.rate is None else self.rate
-        assert rate is not None  # solvers see to that
+        assert rate is not None  # solvers make sure of that
         if self.is_shared:
             return IOUP(self.order, jnp.asarray(rate, dtype(y)), sign)
         if self.rate is None:
@@ -88,7 +90,7 @@ class IOUP(Reverting):
 
     @property
     def drift(self) -> Coefficient:
-        """λ."""
+        """The rate λ in the filter's own time, a number or a field."""
         return jax.tree.map(lambda r: self._sign * r, self.rate)
 
     @property
@@ -104,7 +106,7 @@ class IOUP(Reverting):
         return [[int(j <= q) for j in range(n)] for q in range(n)]
 
     def transition(self, h: Array) -> Transition:
-        """As above."""
+        """Φ and Σ over a step h; one block if all unknowns share λ, else blocks that are made on demand."""
         n = self.order + 1
         phi = (self._first_row(h), *_other_rows(h, n))
         transition = ExponentialTransition(phi, scaling(h, n), h, self._sign, self.rate)
@@ -116,7 +118,7 @@ class IOUP(Reverting):
         return tuple(jax.tree.unflatten(tree, column) for column in columns)
 
     def marginal(self, h: Array) -> tuple[Row, Field]:
-        """Row 0 of Φ, and h^(2ν+1) ∫₀¹ (s^ν φ_ν(xs))² ds."""
+        """Row 0 of Φ, and Σ₀₀ = h^(2ν+1) ∫₀¹ (s^ν φ_ν(xs))² ds."""
         n = self.order + 1
 
         def noise(rate: Array) -> Array:
@@ -125,7 +127,7 @@ class IOUP(Reverting):
         return self._first_row(h), jax.tree.map(noise, self.drift)
 
     def remainder(self, h: Array) -> tuple[Coefficient, ...]:
-        """h^(ν+1) φ_{ν+1}(x), and that of an IWP for w."""
+        """h^(ν+1) φ_{ν+1}(x) for y, and the remainder of an IWP for w and its derivatives."""
         n = self.order + 1
 
         def first(rate: Array) -> Array:
@@ -135,8 +137,8 @@ class IOUP(Reverting):
 
 
 def _as_rate(rate: Any) -> Any:
-    """As an array, which is traced and not hashed."""
-    if isinstance(rate, jax.core.Tracer):
+    """The rate as an array, so that it is traced and not hashed; raise ``ValueError`` unless it is finite."""
+    if is_traced(rate):
         return rate
     value = rate if isinstance(rate, jax.Array) else np.asarray(rate, float)
     if not np.isfinite(value).all():
@@ -148,8 +150,8 @@ class ExponentialTransition(Transition):
     """Φ and Σ of an IOUP. Blocks are computed where they are needed, and never stored for all unknowns.
 
     Attributes:
-        h: the step.
-        sign: of time.
+        h: the step, a number.
+        sign: +1, or −1 if the user integrates backwards in time.
         rate: λ in user time, a field.
     """
 
@@ -160,11 +162,11 @@ class ExponentialTransition(Transition):
     rate: Field
 
     def rates(self, y: Field) -> list[Array | None]:
-        """λ."""
+        """λ in user time, one array per leaf of y."""
         return jax.tree.leaves(self.rate)
 
     def at(self, rate: Array | None) -> BlockTransition:
-        """Of a few unknowns, all at once."""
+        """The blocks of those unknowns that have these rates λ."""
         assert rate is not None
         n, x, zero = len(self.scaling), self.sign * self.h * rate, jnp.zeros((), self.h.dtype)
         phi = (_first_row(self.h, x, n), *_other_rows(self.h, n))
@@ -176,22 +178,25 @@ class ExponentialTransition(Transition):
 
 
 def _first_row(h: Array, x: Array, n: int) -> tuple[Array, ...]:
-    """e^x, hφ₁(x), h²φ₂(x) and so on."""
+    """The first row of Φ: e^x, hφ₁(x), h²φ₂(x), …, of the shape of x."""
     return tuple(p * q for p, q in zip(powers(h, n), phis(x, n - 1), strict=True))
 
 
 def _other_rows(h: Array, n: int) -> tuple[Row, ...]:
-    """Those of an IWP for w."""
+    """The other rows of Φ, which are those of an IWP for w."""
     return tuple((None, *row) for row in taylor(h, n - 1))
 
 
 def _stacked(rows: list[list[Any]], x: Array) -> Float[Array, "n n *batch"]:
-    """A matrix for every entry of x."""
+    """One matrix for every entry of x, from entries that broadcast to the shape of x."""
     return jnp.stack([jnp.stack([jnp.broadcast_to(p, x.shape) for p in row]) for row in rows])
 
 
 def phis(x: Array, nu: int) -> list[Array]:
-    """φ₀(x) = e^x, φ₁(x), …, φ_ν(x): downwards from a series near 0, upwards beyond, where that is stable."""
+    """φ₀(x) = e^x, φ₁(x), …, φ_ν(x), each of the shape of x.
+
+    Near 0 they follow downwards from a series for φ_ν, elsewhere upwards from φ₀, where that is stable.
+    """
     limit = max(2, nu / 3)
     near = jnp.abs(x) < limit
     small, large = jnp.where(near, x, 0), jnp.where(near, -limit, x)
@@ -210,9 +215,9 @@ def phis(x: Array, nu: int) -> list[Array]:
 def noise_root(x: Array, nu: int) -> Float[Array, "n n *batch"]:
     """Upper triangular R, RᵀR the covariance of ∫ ν! s^ν φ_ν(xs) dβ and of ∫ s^k dβ for k = ν−1, …, 0.
 
-    In orthonormal coordinates for the latter, in their order, only the first column c depends on x. What
-    rotations from the bottom that gather it in the first row make of the others is written out here, because
-    XLA repeats a chain of them for every entry of the result.
+    In orthonormal coordinates for the latter, in their order, only the first column c depends on x. Rotations
+    from the bottom gather it in the first row. Their effect on the other columns is written out here, because
+    XLA would repeat a chain of rotations for every entry of the result.
     """
     rotation, triangle = _monomials(nu)
     coefficients = projected(x, nu)
@@ -237,7 +242,7 @@ def noise_root(x: Array, nu: int) -> Float[Array, "n n *batch"]:
 
 @cache
 def _monomials(nu: int) -> tuple[list[list[float]], list[list[float]]]:
-    """Q R of the Legendre coefficients of s^(ν−1), …, s, 1 on [0, 1]."""
+    """Q and R of the QR decomposition of the Legendre coefficients of s^(ν−1), …, s, 1 on [0, 1]."""
     coefficients = np.zeros((nu, nu))
     for column, m in enumerate(range(nu - 1, -1, -1)):
         for k in range(m + 1):
@@ -245,19 +250,21 @@ def _monomials(nu: int) -> tuple[list[list[float]], list[list[float]]]:
             coefficients[k, column] = math.sqrt(2 * k + 1) * binomials
     rotation, triangle = np.linalg.qr(coefficients)
     signs = np.sign(np.diagonal(triangle))
-    return (rotation * signs).tolist(), (triangle * signs[:, None]).tolist()  # of no particular precision
+    return (rotation * signs).tolist(), (
+        triangle * signs[:, None]
+    ).tolist()  # Python floats adopt the precision of x
 
 
 def projected(x: Array, nu: int) -> Float[Array, " n *batch"]:
     """The first ν Legendre coefficients of s^ν φ_ν(xs) on [0, 1], and the norm of all others together.
 
-    Those of e^{xs} are √(2k+1) (x/2)^k a_k e^max(x,0), and the k-th of s^m φ_m(xs) is x^(−m) times that for
-    k ≥ m. Each m follows from the one before by integration.
+    The coefficients of e^{xs} are √(2k+1) (x/2)^k a_k e^max(x,0), and coefficient k ≥ m of s^m φ_m(xs) is
+    x^(−m) times that. Those with k < m follow from m − 1 by integration.
     """
     a, rest = _bessel(jnp.abs(x) / 2, nu)
     lower: list[Array] = []
     for m in range(nu):
-        # Of order m, coefficients 0 … m−1 are known, and so are the next two.
+        # For this m, coefficients 0 … m−1 are known, and so are the next two.
         upper = [math.sqrt(2 * m + 1) * 2.0**-m * a[m], math.sqrt(2 * m + 3) * 2.0 ** -(m + 1) * x * a[m + 1]]
         known = [*lower, *upper]
         lower = [0.5 * known[0] - _integral(1) * known[1]]
@@ -266,7 +273,7 @@ def projected(x: Array, nu: int) -> Float[Array, " n *batch"]:
 
 
 def _integral(k: int) -> float:
-    """Between neighbours: ∫₀ˢ p_k = α_{k+1} p_{k+1} − α_k p_{k−1}."""
+    """α_k in ∫₀ˢ p_k = α_{k+1} p_{k+1} − α_k p_{k−1}, for the orthonormal Legendre polynomials p_k."""
     return 1 / (2 * math.sqrt(4 * k * k - 1))
 
 
@@ -274,8 +281,8 @@ def _bessel(z: Array, nu: int) -> tuple[list[Array], Array]:
     """a_k = e^{−z} i_k(z)/z^k for k = 0 … ν, and √(Σ_{k≥ν} (2k+1) (a_k z^(k−ν))²).
 
     The modified spherical Bessel functions i_k come from their continued fraction, of which all terms are
-    positive; or for large z from the recurrence from below, and the sum is what is missing from all of it,
-    Σ_k (2k+1)(a_k z^k)² = (1−e^{−4z})/4z.
+    positive. For large z they come from the upward recurrence, and the sum is the difference between the sum
+    over all k, Σ_k (2k+1)(a_k z^k)² = (1−e^{−4z})/4z, and its first ν terms.
     """
     limit = nu**2 / 3 + 0.7
     terms = math.ceil(6 * math.sqrt(limit)) + nu
@@ -288,7 +295,7 @@ def _bessel(z: Array, nu: int) -> tuple[list[Array], Array]:
         ratio = 1 / ((2 * k + 1) + square * ratio)  # i_k / (z i_{k−1})
         return ratio, (2 * k - 1) + square * ratio**2 * tail
 
-    # A loop, because XLA would repeat what is unrolled in all that depends on it.
+    # This is a loop, because XLA would repeat unrolled operations for every result that depends on them.
     ratio, tail = lax.fori_loop(0, terms - nu, term, (ratio, tail))
     ratios: list[Array] = []
     for k in range(nu, 0, -1):

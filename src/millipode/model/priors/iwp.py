@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from millipode.covariance.transition import BlockTransition
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.exact import right_root
 from millipode.linalg.fields import Coefficient, Field, Row, dtype
 from millipode.model.priors.protocol import Prior
@@ -90,9 +91,7 @@ class IWP(Prior):
 
 def check_order(order: Any) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless ``order`` is an integer from 1 to 11."""
-    if isinstance(order, bool) or not isinstance(order, int | np.integer):
-        raise TypeError(f"order must be an integer from 1 to {MAX_ORDER}, got {order!r}.")
-    if not 1 <= order <= MAX_ORDER:
+    if not 1 <= as_integer(order, "order") <= MAX_ORDER:
         raise ValueError(f"order must be from 1 to {MAX_ORDER}, got {order}.")
 
 

@@ -2,8 +2,9 @@
 
 With λ = √(2ν+1)/ℓ, w_q = (d/dt + λ)^q y obeys w_q' = −λ w_q + w_{q+1}, and noise drives the last of them. In
 these coordinates the transition is e^(−λh) times that of the integrated Wiener process, and its noise has
-the Gram matrix of monomials under the weight e^(−2λs). Other forms of that cancel, such as P∞ − Φ P∞ Φᵀ. Here
-its root comes from the QR decomposition of the monomials at the nodes of a quadrature.
+the Gram matrix of monomials under the weight e^(−2λs). Other formulas for it, such as P∞ − Φ P∞ Φᵀ, suffer
+from cancellation. Here its root comes from the QR decomposition of the monomials at the nodes of a
+quadrature.
 """
 
 import math
@@ -12,7 +13,6 @@ from math import comb, factorial
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
@@ -22,21 +22,22 @@ from millipode.linalg.fields import Coefficient, Field, Row, dtype
 from millipode.linalg.qr import triangularise
 from millipode.model.priors.iwp import check_order, powers, scaling, taylor
 from millipode.model.priors.reverting import Integers, Reverting
+from millipode.xla.tracing import is_traced
 
-# Beyond λs = 55 the weight e^(−2λs) leaves nothing of the monomials.
+# Beyond λs = 55 the monomials times the weight e^(−2λs) are negligible.
 REACH, NODES = 55.0, 64
 
 
 class MaternProcess(Reverting):
-    """The Matérn process with ν derivatives: its smoothness is ν + ½, and its length scale ℓ a time.
+    """The Matérn process in time, with ν derivatives, smoothness ν + ½ and length scale ℓ.
 
-    For solutions that fluctuate about zero, or are pulled there; for ℓ → ∞ it becomes ``mp.IWP``. γ² is the
-    intensity of the noise, as for the other priors; the variance that the process tends to is
-    γ² (2ν)! / (ν!² (2λ)^(2ν+1)) with λ = √(2ν+1)/ℓ.
+    It is meant for solutions that fluctuate about zero or are pulled towards it; for ℓ → ∞ it becomes
+    ``mp.IWP``. γ² is the intensity of the noise, as for the other priors; the variance that the process tends
+    to is γ² (2ν)! / (ν!² (2λ)^(2ν+1)) with λ = √(2ν+1)/ℓ.
 
     Args:
         order: ν, 1 … 11; 0 for that of the solver.
-        length_scale: ℓ, positive.
+        length_scale: ℓ > 0, a number in units of time.
 
     >>> import millipode as mp
     >>> mp.EK0(order=3, prior=MaternProcess(length_scale=0.5)).structure
@@ -50,7 +51,7 @@ class MaternProcess(Reverting):
         if order != 0:
             check_order(order)
         self.order = order
-        if not isinstance(length_scale, jax.core.Tracer):
+        if not is_traced(length_scale):
             if np.ndim(length_scale) or not 0 < float(np.asarray(length_scale)) < math.inf:
                 raise ValueError(
                     f"MaternProcess: length_scale must be a positive number, got {length_scale}."
@@ -60,16 +61,15 @@ class MaternProcess(Reverting):
 
     @property
     def is_shared(self) -> bool:
-        """Yes."""
         return True
 
     def fitted(self, rates: Field | None, sign: Array, y: Field) -> "MaternProcess":
-        """In the precision of y; it looks the same in both directions of time."""
+        """The prior in the precision of y; it does not depend on the rates or on the direction of time."""
         return MaternProcess(self.order, jnp.asarray(self.length_scale, dtype(y)))
 
     @property
     def drift(self) -> Array:
-        """−λ."""
+        """The rate −λ, a number."""
         return -math.sqrt(2 * self.order + 1) / jnp.asarray(self.length_scale)
 
     @property
@@ -85,7 +85,7 @@ class MaternProcess(Reverting):
         return [[comb(q, j) for j in range(n)] for q in range(n)]
 
     def transition(self, h: Array) -> BlockTransition:
-        """As above."""
+        """Φ is e^(−λh) times that of the integrated Wiener process, and Σ is from ``gram_root``."""
         n, x = self.order + 1, -self.drift * h
         decay = jnp.exp(-x)
         phi = tuple(tuple(None if p is None else decay * p for p in row) for row in taylor(h, n))
@@ -95,14 +95,14 @@ class MaternProcess(Reverting):
         )
 
     def marginal(self, h: Array) -> tuple[Row, Array]:
-        """Row 0 of Φ, and h^(2ν+1)/ν!² ∫₀¹ e^(−2xs) s^(2ν) ds."""
+        """Row 0 of Φ, and Σ₀₀ = h^(2ν+1)/ν!² ∫₀¹ e^(−2xs) s^(2ν) ds with x = λh."""
         nu, x = self.order, -self.drift * h
         row = tuple(jnp.exp(-x) * p / factorial(j) for j, p in enumerate(powers(h, nu + 1)))
         noise = jnp.sum(_weighted(x, nu)[:, 0] ** 2)
         return row, powers(h, 2 * nu + 2)[2 * nu + 1] / factorial(nu) ** 2 * noise
 
     def remainder(self, h: Array) -> tuple[Coefficient, ...]:
-        """h^(ν+1−i)/(ν−i)! ∫₀¹ e^(−xs) s^(ν−i) ds."""
+        """h^(ν+1−i)/(ν−i)! ∫₀¹ e^(−xs) s^(ν−i) ds for field i, with x = λh."""
         nu, x = self.order, -self.drift * h
         nodes, weights = (jnp.asarray(v, x.dtype) for v in _quadrature())
         reach = jnp.where(x > REACH, REACH / jnp.where(x > REACH, x, 1), 1)
@@ -119,7 +119,7 @@ def gram_root(x: Array, nu: int) -> Float[Array, "n n"]:
 
 
 def _weighted(x: Array, nu: int) -> Float[Array, "m n"]:
-    """√weight e^(−xs) s^(ν−j) at the nodes, which lie where e^(−2xs) does."""
+    """√weight e^(−xs) s^(ν−j) at the nodes, which lie where e^(−2xs) is not negligible."""
     nodes, weights = (jnp.asarray(v, x.dtype) for v in _quadrature())
     reach = jnp.where(x > REACH, REACH / jnp.where(x > REACH, x, 1), 1)
     s = reach * nodes
@@ -129,6 +129,6 @@ def _weighted(x: Array, nu: int) -> Float[Array, "m n"]:
 
 @cache
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
-    """Gauss–Legendre on [0, 1]."""
+    """The nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     return (nodes + 1) / 2, weights / 2
