@@ -1,6 +1,6 @@
-"""Is the uncertainty of the right size? Error against standard deviation, with members and without.
+"""Is the uncertainty of the right size? Error against standard deviation, with and without an ensemble.
 
-Errors are against SciPy's DOP853 as tight as it goes, at ``TIMES`` times of the span. χ²/d is the mean of
+The reference is SciPy's DOP853 at a tolerance of 1e-12, at ``TIMES`` times of the span. χ²/d is the mean of
 (error/std)²: 1 if standard deviations are right, 100 if they are ten times too small. Coverage is the share
 of unknowns whose error is within the central 50, 90 and 99 % of their Gaussian. The correlation is that of
 log |error| with log std at the end.
@@ -29,7 +29,7 @@ BANDS = (0.5, 0.9, 0.99)
 
 
 class Case(NamedTuple):
-    """A problem, and the solver that suits it."""
+    """A problem, the solver that suits it, and the end of the time span if it is not the problem's own."""
 
     problem: Callable[[], mp.problems.Problem]
     recommended: str
@@ -60,7 +60,7 @@ SOLVERS: dict[str, Callable[[mp.problems.Problem], Solver]] = {
 
 
 class Calibration(NamedTuple):
-    """How errors compare with standard deviations: at the end, and at all times."""
+    """How errors compare with standard deviations; the docstring of this file explains the numbers."""
 
     rmse: float
     std: float
@@ -72,7 +72,7 @@ class Calibration(NamedTuple):
 
 @functools.cache
 def reference(name: str) -> np.ndarray:
-    """SciPy's DOP853 as tight as it goes."""
+    """The reference solution of a problem at all times, by SciPy's DOP853."""
     case, t = CASES[name], times(name)
     problem = case.problem()
     f, shape = jax.jit(problem.f), problem.y0.shape
@@ -86,14 +86,14 @@ def reference(name: str) -> np.ndarray:
 
 
 def times(name: str) -> np.ndarray:
-    """Where errors are looked at."""
+    """The times at which errors are measured."""
     case = CASES[name]
     t0, t1 = case.problem().t_span
     return np.linspace(t0, case.t1 or t1, TIMES + 1)[1:]
 
 
 def compare(error: np.ndarray, std: np.ndarray) -> Calibration:
-    """Of arrays with the time in front."""
+    """The calibration, from errors and standard deviations with the time in front."""
     known = std > 0
     ratio = np.abs(error[known] / std[known])
     last = known[-1] & (error[-1] != 0)
@@ -110,7 +110,7 @@ def compare(error: np.ndarray, std: np.ndarray) -> Calibration:
 
 
 def measure(name: str, solver: str, noise: Any, rtol: float = 1e-5, members: int = MEMBERS) -> Calibration:
-    """One row; ``noise`` is None for the filter's own standard deviation."""
+    """The calibration of one solver on one problem; for ``noise=None``, without ensemble members."""
     problem, t = CASES[name].problem(), times(name)
     uncertainty = None if noise is None else mp.Transported(members, noise=noise)
     sol = mp.solve(
@@ -132,14 +132,14 @@ KINDS = {"the filter": None, "members": "defect", "members, white": "white"}
 
 
 def cells(c: Calibration) -> list[str]:
-    """Of one row of a table."""
+    """The cells of one row of a table."""
     related = "–" if np.isnan(c.correlation) else f"{c.correlation:.2f}"
     sizes = [f"{x:.1e}" for x in (c.rmse, c.std)], [f"{x:.2g}" for x in (c.chi2_end, c.chi2)]
     return [*sizes[0], *sizes[1], *(f"{x:.0%}" for x in c.coverage), related]
 
 
 def table(names: tuple[str, ...], rows: Iterator[tuple[tuple[str, ...], Calibration]]) -> str:
-    """In Markdown."""
+    """A Markdown table with one row per calibration."""
     head = [*names, *COLUMNS]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     lines += [f"| {' | '.join([*what, *cells(c)])} |" for what, c in rows]
@@ -147,18 +147,18 @@ def table(names: tuple[str, ...], rows: Iterator[tuple[tuple[str, ...], Calibrat
 
 
 def is_honest(c: Calibration) -> bool:
-    """Within a factor of three, and bands of 90 % that cover at least 70 %."""
+    """Whether errors at the end are within a factor of three, and 90 % bands cover at least 70 %."""
     return 0.1 <= c.chi2_end <= 10 and c.coverage[1] >= 0.7
 
 
 def recommended(rtol: float = 1e-5) -> Iterator[tuple[tuple[str, ...], Calibration]]:
-    """One row per problem."""
+    """One row per problem, with its recommended solver."""
     for name, case in CASES.items():
         yield (name, case.recommended), measure(name, case.recommended, "defect", rtol)
 
 
 def everything() -> Iterator[tuple[tuple[str, ...], Calibration]]:
-    """All solvers and all kinds of standard deviation."""
+    """One row per problem, solver and kind of standard deviation."""
     for name, case in CASES.items():
         is_grid = case.recommended.startswith("Spectral")
         for solver in (s for s in SOLVERS if s.startswith("Spectral") == is_grid):
@@ -167,7 +167,7 @@ def everything() -> Iterator[tuple[tuple[str, ...], Calibration]]:
 
 
 def tolerances() -> Iterator[tuple[tuple[str, ...], Calibration]]:
-    """The recommended solvers at other tolerances, and with fewer members."""
+    """The recommended solvers at other tolerances, and with fewer ensemble members."""
     for name, case in CASES.items():
         for rtol in (1e-3, 1e-4, 1e-6):
             yield (name, f"{rtol:.0e}", f"{MEMBERS}"), measure(name, case.recommended, "defect", rtol)
@@ -175,7 +175,7 @@ def tolerances() -> Iterator[tuple[tuple[str, ...], Calibration]]:
 
 
 def others() -> Iterator[tuple[tuple[str, ...], Calibration]]:
-    """Probdiffeq's filters, at the final time."""
+    """The filters of probdiffeq, at the final time."""
     from methods import BLOCK_DIAGONAL, DENSE, ISOTROPIC, from_probdiffeq
 
     models = {
@@ -192,7 +192,7 @@ def others() -> Iterator[tuple[tuple[str, ...], Calibration]]:
 
 
 def main() -> None:
-    """Print the table, or write all of them."""
+    """Print the table of the recommended solvers, or write all tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--all", action="store_true", help="every solver; takes some minutes")
     jax.config.update("jax_enable_x64", True)

@@ -1,4 +1,4 @@
-"""What do the ways of compiling in ``millipode.compiling`` change?
+"""What do the ways of compiling in ``millipode.xla.compiling`` change?
 
 Lorenz96, fixed steps: seconds to compile the loop, and the marginal microseconds of a step in it. Run:
 ``python benchmarks/compiler.py [--quick]``
@@ -31,7 +31,7 @@ WAYS = {
 
 
 def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
-    """Seconds to compile, and a run of so many steps."""
+    """The seconds to compile the loop, and a function that runs it for a number of steps."""
     options = dict(solver=solver, controller=mp.FixedStep(1e-5), save="end", max_steps=10**5)
     setup, y0, _ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
     packed = Packed(setup)
@@ -85,7 +85,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     rows = measure([10] if short else [10, 100, 10**3, 10**4, 10**5], 5 if short else 7)
     publish("compiler", "What do the ways of compiling change?", rows, draw(rows), [], short)

@@ -1,9 +1,9 @@
 """How large may the part of f be that ``linear`` leaves out?
 
 On y' = λy + μy the spectral EK1 knows λ only. In its steady state with steps h, its error follows the
-recursion (I − K H) Φ with the true H, and this finds the smallest |hμ| at which that has a spectral radius
-above one: for damping (μ < 0) and for oscillation (μ imaginary), from mild to very stiff hλ. Growth (μ > 0)
-is left out, because the solution itself may grow then. The table of docs/pdes.md.
+recursion (I − K H) Φ with the true H. This script finds the smallest |hμ| at which the recursion has a
+spectral radius above one, for damping (μ < 0) and for oscillation (μ imaginary), from mild to very stiff hλ.
+Growth (μ > 0) is left out, because the solution itself may grow then. The table of docs/pdes.md is from here.
 Run: ``python benchmarks/explicit_part.py``.
 """
 
@@ -24,7 +24,7 @@ SIZES = np.geomspace(1e-3, 1e4, 701)
 
 
 def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Φ, the steady gain, and what is left of λ in the state's coordinates, for every stiffness."""
+    """Φ, the steady gain, and the remainder of λ in the coordinates of the state, for every stiffness."""
     solver = mp.SpectralEK1(
         order, linear=(Identity(), STIFFNESS), prior=prior, diffusion=mp.ConstantDiffusion()
     )
@@ -44,7 +44,7 @@ def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, np.ndarray,
 
 
 def limit(phi: np.ndarray, gain: np.ndarray, rest: float, direction: complex) -> float:
-    """The smallest |hμ| in a direction of the complex plane that is unstable."""
+    """The smallest unstable |hμ| in a direction of the complex plane."""
     n = gain.size
     for size in SIZES:
         h = np.eye(n)[1] - (rest + size * direction) * np.eye(n)[0]
@@ -67,7 +67,7 @@ def measure() -> list[Row]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Limits against the stiffness."""
+    """The limits against the stiffness."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axis, what in zip(figure.subplots(1, 2, sharey=True), ("damping", "oscillation"), strict=True):
         for row in rows:
@@ -84,7 +84,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Compute, print, publish."""
+    """Compute, print and publish."""
     short = quick()
     rows = measure()
     publish("explicit_part", "How large may be what linear leaves out?", rows, draw(rows), [], short)

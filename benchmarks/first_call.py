@@ -1,9 +1,9 @@
 """How long until the first answer?
 
-A fresh Python process per library and problem: import, trace, compile, and run the first solve. The parts
-come from JAX's own monitoring; what is left of the first call is its run and the Python around it. All solve
-to the same tolerance and save the final value. Run: ``python benchmarks/first_call.py [--quick]`` (needs the
-``bench`` extra).
+A fresh Python process per library and problem imports, traces, compiles, and runs the first solve. The times
+of these parts come from JAX's own monitoring; the rest of the first call is its run and the Python around it.
+All libraries solve to the same tolerance and save the final value. Run: ``python benchmarks/first_call.py
+[--quick]`` (needs the ``bench`` extra).
 """
 
 import json
@@ -89,7 +89,7 @@ def measure(repeats: int) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of the first call."""
+    """The promises about the first call."""
     found = []
     for problem in PROBLEMS:
         ours, diffrax, _ = (row["first call [s]"] for row in rows if row["problem"] == problem)
@@ -98,7 +98,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Stacked bars."""
+    """The parts of the first call as stacked bars."""
     figure = Figure(figsize=(8, 3), layout="constrained")
     axis = figure.subplots()
     names = [f"{row['library']}\n{row['problem']}" for row in rows]
@@ -115,7 +115,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     few = quick()
     rows = measure(1 if few else 5)
     publish("first_call", "How long until the first answer?", rows, draw(rows), claims(rows), few)

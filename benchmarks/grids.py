@@ -1,10 +1,11 @@
 """What does a stiff PDE cost on finer and finer grids?
 
 The paper's showcase, FitzHugh–Nagumo on n × n cells up to T = 20 with ``SpectralEK1(2)``, rtol = 1e-3, atol =
-1e-5: attempted steps, time of a warm solve, memory of its loop. On 64² cells beside SciPy's DOP853 at the
-same tolerance, whose steps stability limits. On 32² cells and up to T = 1 beside probdiffeq's matrix-free
-TS1, the other filter that is made for stiff problems of this size, of the same order and with ten ensembles;
-it is given up after a while. Run: ``python benchmarks/grids.py [--quick]`` (needs the ``bench`` extra).
+1e-5: attempted steps, time of a warm solve, memory of its loop. On 64² cells it is compared with SciPy's
+DOP853 at the same tolerance, whose steps stability limits. On 32² cells and up to T = 1 it is compared with
+probdiffeq's matrix-free TS1, the other filter that is made for stiff problems of this size, of the same order
+and with ten ensembles; that solve is stopped after ``PATIENCE`` seconds. Run: ``python benchmarks/grids.py
+[--quick]`` (needs the ``bench`` extra).
 """
 
 import multiprocessing
@@ -30,7 +31,7 @@ PATIENCE = 120.0  # seconds, compilation left out
 
 
 def spectral(problem: Problem, t1: float) -> mp.Solution:
-    """One solve, finished, its standard deviation included."""
+    """One finished solve with SpectralEK1, standard deviations included."""
     solver = mp.SpectralEK1(2, linear=problem.linear)
     sol = mp.solve(
         problem.f, problem.y0, (0.0, t1), solver=solver, rtol=RTOL, atol=ATOL, save="end", smooth=False
@@ -40,7 +41,7 @@ def spectral(problem: Problem, t1: float) -> mp.Solution:
 
 
 def timed(run: Any, repeats: int) -> tuple[float, Any]:
-    """Median seconds of runs, and the last result."""
+    """The median seconds of the runs, and the last result."""
     seconds, answer = [], None
     for _ in range(repeats):
         start = time.perf_counter()
@@ -60,7 +61,7 @@ def row(name: str, n: int, t1: float, seconds: float, attempts: int | None, **mo
 
 
 def ours(n: int, t1: float = 20.0, truth: np.ndarray | None = None) -> Row:
-    """The spectral filter."""
+    """The row of SpectralEK1 on n × n cells."""
     problem = mp.problems.fitzhugh_nagumo(n)
     spectral(problem, 1e-6)  # compiles
     seconds, sol = timed(lambda: spectral(problem, t1), 1 if n > 512 else 3)
@@ -71,7 +72,7 @@ def ours(n: int, t1: float = 20.0, truth: np.ndarray | None = None) -> Row:
 
 
 def matrix_free(n: int, t1: float, patience: float) -> Row:
-    """Probdiffeq, in a process of its own that can be given up; the time is then a lower bound."""
+    """The row of probdiffeq, in a process of its own; if that is stopped, the time is a lower bound."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_matrix_free, args=(n, t1, there), daemon=True)
@@ -124,7 +125,7 @@ def measure(sizes: list[int], patience: float) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of stiff PDEs."""
+    """The promises about stiff PDEs."""
 
     def found(solver: str, grid: str, t1: float = 20.0) -> Row | None:
         matches = [r for r in rows if (r["solver"], r["grid"], r["T"]) == (solver, grid, t1)]
@@ -168,7 +169,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     sizes = [128] if short else [128, 256, 512, 708, 1024, 2048]
     rows = measure(sizes, PATIENCE / 10 if short else PATIENCE)

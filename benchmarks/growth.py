@@ -1,8 +1,8 @@
 """How do time and memory grow with the number of unknowns?
 
-Lorenz96 with fixed steps from 10⁴ unknowns to 2²⁴. Time is the marginal cost of a step, memory that of the
-compiled loop with its state and everything it needs besides (``memory_analysis``), in copies of y. The slope
-is that of a straight line through the logarithms of d and time, from 10⁶ on. Run: ``python
+Lorenz96 with fixed steps, from 10⁴ to 2²⁴ unknowns. The time is the marginal cost of a step. The memory is
+that of the compiled loop with its state and everything else that it needs (``memory_analysis``), in copies of
+y. The slope is that of a straight line through the logarithms of d and time, from d = 10⁶ on. Run: ``python
 benchmarks/growth.py [--quick]``.
 """
 
@@ -24,7 +24,7 @@ STEP = 1e-4
 
 
 def copies_of_y(problem: Problem, solver: Any) -> float:
-    """Peak memory of the adaptive loop, its donated state included."""
+    """The peak memory of the adaptive loop in copies of y, with its donated state."""
     setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=solver, save="end")
     packed = Packed(setup)
     carry = jax.eval_shape(begin, packed, y0)
@@ -34,7 +34,7 @@ def copies_of_y(problem: Problem, solver: Any) -> float:
 
 
 def per_step(problem: Problem, solver: Any, steps: int, repeats: int) -> float:
-    """Marginal seconds."""
+    """The marginal seconds of a step."""
 
     def run(n: int) -> Any:
         options = dict(solver=solver, controller=mp.FixedStep(STEP), save="end")
@@ -69,13 +69,13 @@ def measure(sizes: list[int], repeats: int) -> list[Row]:
 
 
 def slope(rows: list[Row], solver: str) -> float:
-    """Of log time against log d, from a million unknowns on."""
+    """The slope of log time against log d, from a million unknowns on."""
     points = [(r["d"], r["time per step [ms]"]) for r in rows if r["solver"] == solver and r["d"] >= 10**6]
     return float(np.polyfit(*np.log(np.array(points).T), 1)[0])
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of growth."""
+    """The promises about time and memory."""
 
     def memory(solver: str) -> float:
         return max(
@@ -113,7 +113,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     sizes = [10**4, 10**6] if short else [10**4, 10**5, 10**6, 2**21, 2**22, 2**23, 2**24]
     rows = measure(sizes, 3 if short else 5)

@@ -1,6 +1,6 @@
 """The command line of the benchmarks, and where their results go.
 
-How to measure is ``millipode.paper.measuring``, which the paper's figures share.
+``millipode.paper.measuring`` has the functions that measure; the paper's figures use them, too.
 """
 
 import argparse
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def quick() -> bool:
-    """Whether the command line asks for the short version; double precision in any case."""
+    """Whether the command line asks for the short version. Also switches JAX to double precision."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="a smaller selection, in about a minute")
     jax.config.update("jax_enable_x64", True)

@@ -1,8 +1,9 @@
-"""What do transported members cost?
+"""What do transported ensemble members cost?
 
-Time of a step of EK0(3) on Lorenz96 with 10⁶ unknowns, relative to a plain one, for 2 to 16 members; and the
-FitzHugh–Nagumo PDE on 250² cells until T = 20 with SpectralEK1(2) and 16 members, also the first time
-(with compilation). Run: ``python benchmarks/members.py [--quick]``.
+The time of a step of EK0(3) on Lorenz96 with 10⁶ unknowns and 2 to 16 members, relative to a step without;
+and the time of a solve of the FitzHugh–Nagumo PDE on 250² cells until T = 20 with SpectralEK1(2), with and
+without 16 members: of the first solve (with compilation) and of the second. Run: ``python
+benchmarks/members.py [--quick]``.
 """
 
 import time
@@ -38,7 +39,7 @@ def steps(few: bool) -> list[Row]:
         ).posterior.mean
 
     calls = [lambda u=u, k=k: solve(u, k) for u in kinds for k in (FEW_STEPS, STEPS)]
-    # The least of repeats: what disturbs a step only ever makes it longer, and plain ones are short.
+    # The minimum over repeats, because disturbances only make a step longer, and plain steps are short.
     seconds = timings(calls, 3 if few else 7).min(axis=1).tolist()
     per_step = [(b - a) / (STEPS - FEW_STEPS) for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
     return [
@@ -54,7 +55,7 @@ def steps(few: bool) -> list[Row]:
 
 
 def solves(few: bool) -> list[Row]:
-    """The showcase, with and without."""
+    """The solves of the FitzHugh–Nagumo PDE, without and with ensemble members."""
     problem = mp.problems.fitzhugh_nagumo(64 if few else 250)
     rows: list[Row] = []
     for uncertainty in (None, mp.Transported(16)):
@@ -80,7 +81,7 @@ def solves(few: bool) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises."""
+    """The promises about the cost of ensemble members."""
     ratio = next(r["/ plain"] for r in rows if r["members"] == 8 and r["noise"] == "defect")
     first = next(r["first solve [s]"] for r in rows if "first solve [s]" in r and r["members"] == 16)
     return [
@@ -90,7 +91,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Cost against the number of members."""
+    """The cost of a step against the number of ensemble members."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axis = figure.subplots()
     counted = [r for r in rows if "/ plain" in r and r.get("noise") != "white"]
@@ -101,7 +102,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     few = quick()
     rows = [*steps(few), *solves(few)]
     publish("members", "What do transported members cost?", rows, draw(rows), claims(rows), few)

@@ -1,11 +1,11 @@
-"""Solvers of other libraries behind the interface of our own, each as its documentation says to use it.
+"""Solvers of other libraries with the interface of our own, each used as its documentation recommends.
 
 The interface, our solvers and SciPy's are in ``millipode.paper.methods``.
 
-- diffrax: ``diffeqsolve`` inside ``jit``, its default step-size control (faster here than PI), nothing kept
-  for derivatives, the final value saved.
-- probdiffeq: ``solve_adaptive_terminal_values`` inside ``jit``, a filter with dynamic calibration,
-  Taylor-mode initialisation, its default error estimate and control.
+- diffrax: ``diffeqsolve`` inside ``jit``, with its default step-size control (faster here than PI) and the
+  forward-mode adjoint, which stores nothing for derivatives; only the final value is saved.
+- probdiffeq: ``solve_adaptive_terminal_values`` inside ``jit``, with a filter, dynamic calibration,
+  Taylor-mode initialisation, and its default error estimate and control.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def probdiffeq_parts(
 
 
 def evaluations(method: Method, problem: Problem) -> Callable[[float, float], int]:
-    """How often a compiled method evaluates f, counted by f itself."""
+    """A function that returns how often a compiled method evaluates f, counted by a callback in f."""
     count = 0
 
     def bump() -> None:

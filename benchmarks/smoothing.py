@@ -1,8 +1,8 @@
 """What do smoothing and sampling cost on top of filtering?
 
-Time of a solve relative to the same solve with ``save="end"``, where there is nothing but the filter: with
-smoothing at ten times, with every step saved, filtered and smoothed, and with ten joint samples on top. Run:
-``python benchmarks/smoothing.py [--quick]``.
+The time of a solve relative to the same solve with ``save="end"``, which runs the filter alone: with ten
+saved times and with all steps saved, each filtered, smoothed, and with joint samples. Run: ``python
+benchmarks/smoothing.py [--quick]``.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ VECTOR = mp.DynamicDiffusion(vector=True)
 
 
 def cases(few: bool) -> dict[str, tuple[Problem, Any, dict]]:
-    """Name → problem, solver, options; the large ones take fixed steps so that all do the same work."""
+    """Problem, solver and options by name; large problems take fixed steps, so that all do the same work."""
     large = mp.problems.lorenz96(10**6)._replace(t_span=(0.0, 0.1))
     fixed = dict(controller=mp.FixedStep(1e-3))
     found = {"Lorenz96, d = 10⁶, EK0(3)": (large, mp.EK0(3), fixed)}
@@ -38,7 +38,7 @@ def cases(few: bool) -> dict[str, tuple[Problem, Any, dict]]:
 
 
 def ways(problem: Problem, solver: Any, options: dict, few: bool) -> dict[str, Callable[[], Any]]:
-    """What is compared, by name; the first is the measure of all others."""
+    """The calls that are compared, by name; all times are relative to the first."""
     f, y0, (t0, t1) = problem.f, problem.y0, problem.t_span
     times, key = jnp.linspace(t0, t1, 11)[1:], jax.random.key(0)
 
@@ -74,7 +74,7 @@ def measure(few: bool) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of smoothing."""
+    """The promise about smoothing."""
     (ratio,) = [
         row["/ filter"] for row in rows if "10⁶" in row["case"] and row["way"] == "ten times, smoothed"
     ]
@@ -82,7 +82,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Bars."""
+    """The relative times as bars."""
     names = list(dict.fromkeys(row["case"] for row in rows))
     figure = Figure(figsize=(8, 1.1 + 1.0 * len(names)), layout="constrained")
     axis = figure.subplots()
@@ -103,7 +103,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     few = quick()
     rows = measure(few)
     publish("smoothing", "What do smoothing and sampling cost?", rows, draw(rows), claims(rows), few)

@@ -1,7 +1,7 @@
-"""What do models of space and priors with a rate cost?
+"""What do spatial covariances and priors with a rate cost?
 
-Time of a step on a grid with 10⁶ cells, relative to that with independent unknowns, for EK0 and SpectralEK1.
-All take the same fixed steps. Run: ``python benchmarks/spatial.py [--quick]``.
+The time of a step on a grid with 10⁶ cells, relative to a step with independent unknowns, for EK0 and
+SpectralEK1. All solvers take the same fixed steps. Run: ``python benchmarks/spatial.py [--quick]``.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ STEP, FEW_STEPS, STEPS = 1e-4, 4, 24
 
 
 def equation(grid: mp.Grid) -> Callable[[Array, Array], Array]:
-    """Bistable reaction and a little diffusion: not stiff."""
+    """The right-hand side of a bistable reaction with a little diffusion, which is not stiff."""
     return lambda t, y: 1e-7 * grid.laplacian(y) + y * (1 - y) * (y - 0.3)
 
 
 def solvers(grid: mp.Grid) -> dict[str, dict[str, Any]]:
-    """Which are compared with each other; the first of a group is the measure of the others."""
+    """The solvers in groups; times are relative to the first of each group."""
     models = {
         "independent": None,
         "Matérn": mp.Matern(grid, 1.5, 0.1, nugget=1e-6),
@@ -65,7 +65,7 @@ def measure(few: bool) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of a Matérn model."""
+    """The promises about a Matérn covariance."""
     return [
         at_most(
             f"{kind}, 1000² cells, {boundary}: a step with a Matérn model / with independent unknowns",
@@ -82,7 +82,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Bars."""
+    """The relative times as bars."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axis = figure.subplots()
     names = list(dict.fromkeys((row["solver"], row["prior"]) for row in rows))
@@ -107,7 +107,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     jax.config.update("jax_enable_x64", True)
     few = quick()
     rows = measure(few)

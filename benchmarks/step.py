@@ -1,12 +1,12 @@
 """What does one step cost, from ten unknowns to sixteen million?
 
 The paper's second figure: Lorenz96, adaptive steps with error estimate and control, ν = 2, 4, 6, from
-states on its attractor. "In a loop" is the marginal cost inside one compiled program: the difference
-between a long and a short solve, over the difference of their accepted steps. "Per call" is one compiled
-call per step; for the peers, of their solver's ``step`` alone, which estimates no error and controls
-nothing. Where a solve with one of them takes too long, that is what they are compared by. The traffic bound
-is what 3n + 6 passes over y take at the machine's triad bandwidth, n = ν + 1. Run: ``python
-benchmarks/step.py [--quick]`` (needs the ``bench`` extra).
+states on its attractor. "In a loop" is the marginal cost inside one compiled program: the time between a long
+and a short solve, divided by the difference of their accepted steps. "Per call" is the time of one compiled
+call per step. For the other libraries it calls their solver's ``step`` alone, which has no error estimate and
+no step-size control; it is used for comparison if a solve with one of them takes too long. The traffic bound
+is the time of 3n + 6 passes over y at the triad bandwidth, n = ν + 1. Run: ``python benchmarks/step.py
+[--quick]`` (needs the ``bench`` extra).
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ TSIT5, TS0, TS1 = "Tsit5 (diffrax)", "TS0 isotropic (probdiffeq)", "TS1 block-di
 
 
 class Contender(NamedTuple):
-    """A method, how to make one step per call with it, and the largest d, also for solves."""
+    """A method, a function that makes single steps with it, and the largest d for steps and for solves."""
 
     method: Method
     stepper: Callable[[Problem], Callable[[], Any]] | None
@@ -48,7 +48,7 @@ class Contender(NamedTuple):
 
 
 def contenders(order: int, short: bool) -> dict[str, Contender]:
-    """All that are compared, by name."""
+    """All methods that are compared, by name."""
     diagonal = ours(mp.DiagonalEK1, order, diffusion=VECTOR)
     dense, large_loop = (0, 10**4) if short else (100, 10**6)
     constant = ours(mp.EK0, order, diffusion=CONSTANT_VECTOR)
@@ -80,7 +80,7 @@ def contenders(order: int, short: bool) -> dict[str, Contender]:
 
 
 def our_step(solver: mp.EK0) -> Callable[[Problem], Callable[[], Any]]:
-    """One attempt per call, in place, as with a progress bar."""
+    """A function that attempts one step per call, in place, as with a progress bar."""
 
     def stepper(problem: Problem) -> Callable[[], Any]:
         options = dict(solver=solver, rtol=TOLERANCE, atol=TOLERANCE, save="end")
@@ -100,7 +100,7 @@ def our_step(solver: mp.EK0) -> Callable[[Problem], Callable[[], Any]]:
 
 
 def tsit5_step(problem: Problem) -> Callable[[], Any]:
-    """Diffrax's solver, stepped by hand."""
+    """A function that makes one step per call with diffrax's Tsit5."""
     term, solver = diffrax.ODETerm(lambda t, y, args: problem.f(t, y)), diffrax.Tsit5()
 
     @jax.jit
@@ -119,7 +119,7 @@ def tsit5_step(problem: Problem) -> Callable[[], Any]:
 
 
 def probdiffeq_step(model: Any, order: int, first_order: bool) -> Callable[[Problem], Callable[[], Any]]:
-    """Probdiffeq's solver, stepped by hand."""
+    """A function that makes one step per call with a filter of probdiffeq."""
 
     def stepper(problem: Problem) -> Callable[[], Any]:
         solver, _, initialise = probdiffeq_parts(problem, model, order, first_order)
@@ -138,19 +138,17 @@ def probdiffeq_step(model: Any, order: int, first_order: bool) -> Callable[[Prob
 
 
 class NeverAccept(mp.PIController):
-    """What a rejected step costs."""
+    """A controller that rejects every step and tries the same one again, to measure what that costs."""
 
     def accepts(self, error: jax.Array) -> jax.Array:
-        """No."""
         return error < 0
 
     def next_step(self, h: jax.Array, error: jax.Array, previous: jax.Array, order: int) -> jax.Array:
-        """The same again."""
         return h
 
 
 def rejected(problem: Problem, order: int, repeats: int, steps: int = 20) -> float:
-    """Marginal seconds of a step of DiagonalEK1 that is rejected."""
+    """The marginal seconds of a rejected step of DiagonalEK1."""
     solver = mp.DiagonalEK1(order, jacobian_diagonal=problem.jacobian_diagonal, diffusion=VECTOR)
 
     def run(max_steps: int) -> Callable[[], Any]:
@@ -162,7 +160,7 @@ def rejected(problem: Problem, order: int, repeats: int, steps: int = 20) -> flo
 
 
 def enough(d: int, short: bool) -> float:
-    """Seconds by which two solves should differ; allocating large arrays is what varies."""
+    """The seconds by which two solves should differ; more for large arrays, whose allocation times vary."""
     return 2.0 if d >= 10**6 and not short else 0.6 if short else 0.3
 
 
@@ -199,7 +197,7 @@ def measure(sizes: dict[int, list[int]], repeats: int, short: bool) -> list[Row]
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of a step."""
+    """The promises about the cost of a step."""
     found = []
     times = {(row["ν"], row["d"], row["solver"]): row for row in rows}
 
@@ -255,7 +253,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     many = [10, 100, 10**3, 10**5, 10**6, 2**24]
     sizes = {4: [10**6]} if short else {2: many[:-1], 4: many, 6: many[:-1]}

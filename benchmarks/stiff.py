@@ -1,8 +1,8 @@
 """How much time buys how much accuracy on a stiff PDE?
 
 FitzHugh–Nagumo (no flux) and Allen–Cahn (periodic) on n × n cells: root-mean-square error of the final value
-against the time of a warm solve, at tolerances rtol = 100 atol. The peers get what such a problem is usually
-given:
+against the time of a warm solve, at tolerances rtol = 100 atol. The solvers of other libraries are used as is
+usual for such problems:
 
 - SciPy's BDF with the sparse Jacobian, LSODA with a banded one (neighbours in memory are neighbours on the
   grid), f in NumPy;
@@ -49,12 +49,12 @@ class Task(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(components, n, n)."""
+        """The shape (components, n, n) of y."""
         n = self.problem.grid.shape[0]
         return len(self.coefficients), n, n
 
     def diffusion(self, y: jax.Array) -> jax.Array:
-        """The stiff part of f."""
+        """The stiff part of f, like y."""
         a = jnp.asarray(self.coefficients).reshape(-1, 1, 1)
         return (a * self.problem.grid.laplacian(y.reshape(self.shape))).reshape(y.shape)
 
@@ -76,7 +76,7 @@ def tasks(n: int) -> dict[str, Task]:
 
 
 def laplacian_matrix(task: Task) -> csc_matrix:
-    """Of one component, cells in the order of the grid."""
+    """The matrix of the Laplacian of one component, with cells in the order of the grid."""
     n, dx = task.shape[1], task.problem.grid.spacing[0]
     line = diags([np.ones(n - 1), -2 * np.ones(n), np.ones(n - 1)], [-1, 0, 1]).tolil()
     if task.problem.grid.boundary[0] == "periodic":
@@ -88,7 +88,7 @@ def laplacian_matrix(task: Task) -> csc_matrix:
 
 
 def spectral(task: Task, order: int, prior: Prior | None = None) -> Callable[[float], np.ndarray]:
-    """Ours."""
+    """SpectralEK1, as a function of rtol that returns the final value."""
     problem = task.problem
     solver = mp.SpectralEK1(order, linear=problem.linear, prior=prior)
 
@@ -110,7 +110,7 @@ def spectral(task: Task, order: int, prior: Prior | None = None) -> Callable[[fl
 
 
 def kencarp(task: Task) -> Callable[[float], np.ndarray]:
-    """Diffrax, implicit–explicit."""
+    """The implicit–explicit method KenCarp4 of diffrax, as a function of rtol."""
     problem = task.problem
     terms = diffrax.MultiTerm(
         diffrax.ODETerm(lambda t, y, args: task.reaction(y)),
@@ -139,7 +139,10 @@ def kencarp(task: Task) -> Callable[[float], np.ndarray]:
 
 
 def scipy(task: Task, name: str) -> Callable[[float], np.ndarray]:
-    """BDF with sparse algebra, LSODA with banded, both on cells whose components are neighbours."""
+    """SciPy's BDF with sparse or LSODA with banded matrices, as a function of rtol.
+
+    The components of a cell are neighbours in memory.
+    """
     c, n, _ = task.shape
     deadline = np.inf
     matrix = kron(laplacian_matrix(task), diags(task.coefficients)).tocsr()
@@ -184,7 +187,7 @@ def scipy(task: Task, name: str) -> Callable[[float], np.ndarray]:
 
 
 def exponential(task: Task) -> Callable[[int], np.ndarray]:
-    """Exponax, so many fixed steps."""
+    """The ETDRK4 method of exponax, as a function of the number of fixed steps."""
     problem, n = task.problem, task.shape[1]
     phase = 2 * np.sin(np.pi * np.fft.fftfreq(n)) / problem.grid.spacing[0]
     half = 2 * np.sin(np.pi * np.fft.rfftfreq(n)) / problem.grid.spacing[0]
@@ -192,7 +195,7 @@ def exponential(task: Task) -> Callable[[int], np.ndarray]:
     linear = jnp.asarray(task.coefficients[0] * laplacian)[None].astype(complex)
 
     class Reaction(exponax.nonlin_fun.BaseNonlinearFun):
-        """In space, and back."""
+        """The reaction, evaluated in space and transformed back to modes."""
 
         def __call__(self, u_hat: jax.Array) -> jax.Array:
             return self.fft(task.reaction(self.ifft(u_hat)))
@@ -208,7 +211,7 @@ def exponential(task: Task) -> Callable[[int], np.ndarray]:
 
 
 def reference(task: Task) -> np.ndarray:
-    """Diffrax's Dopri8, explicit, with as many steps as stability asks for."""
+    """The final value by diffrax's Dopri8 at 1e-10, an explicit method whose steps stability limits."""
     problem = task.problem
     return np.asarray(
         diffrax.diffeqsolve(
@@ -226,7 +229,7 @@ def reference(task: Task) -> np.ndarray:
 
 
 def contenders(task: Task, short: bool) -> Iterator[tuple[str, Callable, list[float]]]:
-    """Name, method, and the tolerances or numbers of steps to try."""
+    """The name of each method, the method, and the tolerances or numbers of steps to try."""
     tolerances = [1e-2, 1e-3, 1e-4] if short else [1e-2, 1e-3, 1e-4, 1e-5, 1e-6]
     for order in (2, 3, 4):
         yield f"SpectralEK1({order})", spectral(task, order), tolerances
@@ -239,7 +242,7 @@ def contenders(task: Task, short: bool) -> Iterator[tuple[str, Callable, list[fl
 
 
 def timed(run: Callable, setting: float, warm: bool) -> tuple[np.ndarray, float]:
-    """The answer and its time: the median of three, or of fewer if they are long."""
+    """The answer and its seconds: the median of three runs, or of fewer if they take long."""
     seconds: list[float] = []
     if warm:
         run(setting)
@@ -270,7 +273,10 @@ def measure(name: str, task: Task, short: bool) -> list[Row]:
 
 
 def time_at(rows: list[Row], methods: str, error: float = 1e-4) -> float:
-    """Of the fastest method whose name begins like this, to an error; interpolated, or its loosest."""
+    """The seconds to an error, of the fastest method whose name begins with ``methods``.
+
+    They are interpolated between runs; if the loosest run is more accurate than that, they are its seconds.
+    """
     best = np.inf
     for method in {row["method"] for row in rows if row["method"].startswith(methods)}:
         points = [(r["RMSE"], r["time [s]"]) for r in rows if r["method"] == method and r["RMSE"] is not None]
@@ -281,7 +287,7 @@ def time_at(rows: list[Row], methods: str, error: float = 1e-4) -> float:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of stiff PDEs beside their peers."""
+    """The promises about stiff PDEs, in comparison with other libraries."""
     promises = []
     for problem in dict.fromkeys(row["problem"] for row in rows):
         mine = [row for row in rows if row["problem"] == problem]
@@ -306,7 +312,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """One panel per problem."""
+    """Time against error, one panel per problem."""
     names = list(dict.fromkeys(row["problem"] for row in rows))
     labels = list(dict.fromkeys(row["method"] for row in rows))
     figure = Figure(figsize=(4.2 * len(names) + 2.2, 4), layout="constrained")
@@ -328,7 +334,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     rows = [row for name, task in tasks(32 if short else 128).items() for row in measure(name, task, short)]
     question = "How much time buys how much accuracy on a stiff PDE?"

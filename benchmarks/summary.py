@@ -1,6 +1,6 @@
-"""All promises and what was measured: collects the claims of the other benchmarks' results.
+"""Collect the promises, with what was measured, from the results of the other benchmarks.
 
-Run: ``python benchmarks/summary.py [--quick]``, after them.
+Run: ``python benchmarks/summary.py [--quick]``, after the other benchmarks.
 """
 
 import json
@@ -11,7 +11,7 @@ from millipode.paper.measuring import description, table
 
 
 def main() -> None:
-    """Print, and write ``README.md`` beside the results."""
+    """Print the summary, and write it to ``README.md`` beside the results."""
     folder = RESULTS / "quick" if quick() else RESULTS
     parts = [
         "# Promises, and what was measured",

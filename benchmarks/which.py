@@ -1,8 +1,8 @@
 """Which solver for which problem?
 
 Attempted steps and seconds of a warm solve (ν = 3, rtol = 1e-4, atol = 1e-6, final value only) of every
-solver on problems small and large, stiff and not. A solver that takes more than twenty thousand attempts
-is given up. The table of docs/pdes.md. Run: ``python benchmarks/which.py [--quick]``.
+solver, on small and large problems, stiff and non-stiff ones. A solve that takes more than twenty thousand
+attempts is stopped. The table of docs/pdes.md is from here. Run: ``python benchmarks/which.py [--quick]``.
 """
 
 import time
@@ -21,7 +21,7 @@ VECTOR = mp.DynamicDiffusion(vector=True)
 
 
 def problems(short: bool) -> dict[str, Problem]:
-    """By name."""
+    """The problems, by name."""
     n, d = (16, 10**3) if short else (32, 10**5)
     return {
         "Pleiades": mp.problems.pleiades(),
@@ -34,7 +34,7 @@ def problems(short: bool) -> dict[str, Problem]:
 
 
 def solvers(problem: Problem) -> dict[str, Any]:
-    """Those that fit."""
+    """The solvers that fit a problem, by name."""
     found: dict[str, Any] = {"EK0": mp.EK0(3)}
     if problem.jacobian_diagonal is not None:
         found["DiagonalEK1"] = mp.DiagonalEK1(
@@ -69,7 +69,7 @@ def measure(name: str, problem: Problem) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Attempts, one group of bars per problem."""
+    """The attempted steps as bars, one group per problem."""
     names, labels = (list(dict.fromkeys(row[key] for row in rows)) for key in ("problem", "solver"))
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axis = figure.subplots()
@@ -87,7 +87,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     short = quick()
     rows = [row for name, problem in problems(short).items() for row in measure(name, problem)]
     publish("which", "Which solver for which problem?", rows, draw(rows), [], short)

@@ -1,10 +1,10 @@
 """How much time buys how much accuracy?
 
-The paper's third figure: root-mean-square error of the final value against the time of a solve, warm, for our
-solvers and for those of probdiffeq, diffrax and SciPy; beside it the evaluations of f, and χ²/d, the mean
-over the unknowns of (error / standard deviation)², which is 1 where the uncertainty is right. How each
-library is called stands in ``methods.py``. Explicit methods are left out of the stiff problem. Run: ``python
-benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
+The paper's third figure: root-mean-square error of the final value against the time of a warm solve, for our
+solvers and for those of probdiffeq, diffrax and SciPy. The tables also have the evaluations of f, and χ²/d,
+the mean over the unknowns of (error / standard deviation)², which is 1 if the uncertainty is right.
+``methods.py`` shows how each library is called. Explicit methods are left out of the stiff problem. Run:
+``python benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
 """
 
 from functools import partial
@@ -41,7 +41,7 @@ def tasks(few: bool) -> dict[str, Task]:
 
 
 def lorenz96() -> Task:
-    """Chaos, for as long as it can be followed."""
+    """Lorenz96 with 20 unknowns, for as long as its chaotic solution can be followed."""
     problem = mp.problems.lorenz96(20)._replace(t_span=(0.0, 5.0))
     # Slices of a padded copy, which is what np.roll would cost once, not three times.
     padded = np.empty(23)
@@ -54,7 +54,7 @@ def lorenz96() -> Task:
 
 
 def lotka_volterra() -> Task:
-    """Predators and prey."""
+    """The Lotka–Volterra equations."""
 
     def f(t: float, y: np.ndarray) -> list[float]:
         prey, predators = y
@@ -69,7 +69,7 @@ def lotka_volterra() -> Task:
 
 
 def van_der_pol(mu: float) -> Task:
-    """Relaxation oscillations."""
+    """Van der Pol's oscillator; it counts as stiff for μ > 100."""
 
     def f(t: float, y: np.ndarray) -> list[float]:
         return [y[1], mu * ((1 - y[0] ** 2) * y[1] - y[0])]
@@ -81,7 +81,7 @@ def van_der_pol(mu: float) -> Task:
 
 
 def methods(task: Task, few: bool) -> dict[str, Method]:
-    """All that are compared on a problem, by name."""
+    """All methods that are compared on a problem, by name."""
     d = task.problem.y0.size
     scipy = partial(from_scipy, f=task.f, jacobian=task.jacobian)
     implicit = {
@@ -133,13 +133,13 @@ def measure(name: str, task: Task, few: bool) -> list[Row]:
 
 
 def best(rows: list[Row], prefix: str, accuracy: float) -> float:
-    """The same for the best of several methods."""
+    """Milliseconds to this accuracy, of the fastest method whose name begins with ``prefix``."""
     names = {row["method"] for row in rows if row["method"].startswith(prefix)}
     return min(time_for([row for row in rows if row["method"] == name], accuracy) for name in names)
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """What the library promises of Pleiades: geometric means over accuracies, each with its best order."""
+    """The promises about Pleiades: geometric means over accuracies, each with the best order."""
     rows = [row for row in rows if row["problem"] == "Pleiades"]
 
     def ratio(prefix: str) -> float:
@@ -155,7 +155,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """One panel per problem, and the legend in a panel of its own."""
+    """Time against error, one panel per problem, and the legend in a panel of its own."""
     names = list(dict.fromkeys(row["problem"] for row in rows))
     labels = sorted({row["method"] for row in rows}, key=lambda m: (m.split("(")[-1], m))
     columns = min(len(names) + 1, 3)
@@ -192,7 +192,7 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def main() -> None:
-    """Measure, print, publish."""
+    """Measure, print and publish."""
     few = quick()
     rows = [row for name, task in tasks(few).items() for row in measure(name, task, few)]
     publish("work_precision", "How much time buys how much accuracy?", rows, draw(rows), claims(rows), few)

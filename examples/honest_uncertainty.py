@@ -1,7 +1,7 @@
-"""Error and standard deviation side by side: the FitzHugh–Nagumo PDE with transported members.
+"""Error and standard deviation side by side: the FitzHugh–Nagumo PDE with transported ensemble members.
 
-The paper's showcase, with a standard deviation that knows how the equation amplifies early errors. Run
-``python examples/honest_uncertainty.py --help`` for the options.
+This is the paper's showcase, with a standard deviation that includes how the equation amplifies early errors.
+Run ``python examples/honest_uncertainty.py --help`` for the options.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SPAN = (0.0, 20.0)
 
 
 def solve(problem: Problem, members: int) -> mp.Solution:
-    """Sixteen times the work of the filter alone, and one more."""
+    """Solve with a certain number of ensemble members."""
     return mp.solve(
         problem.f,
         problem.y0,
@@ -37,14 +37,14 @@ def solve(problem: Problem, members: int) -> mp.Solution:
 
 
 def truth(problem: Problem) -> np.ndarray:
-    """The same grid, with steps so short that nothing is left of their error."""
+    """The final value on the same grid, at tolerances so tight that its error is negligible."""
     solver = mp.SpectralEK1(order=4, linear=problem.linear)
     sol = mp.solve(problem.f, problem.y0, SPAN, solver=solver, rtol=1e-8, atol=1e-10, save="end")
     return np.asarray(sol.mean[-1])
 
 
 def draw(sol: mp.Solution, error: np.ndarray, path: Path) -> None:
-    """What was found, how wrong it is, what members say of that, and what the filter says."""
+    """Draw the mean, its error, and the standard deviations of the ensemble and of the filter alone."""
     fig, axes = plt.subplots(2, 4, figsize=(13, 6), layout="constrained")
     for row, name in enumerate("uv"):
         mean, wrong = np.asarray(sol.mean)[-1, row], np.abs(error[row])
@@ -68,10 +68,10 @@ def draw(sol: mp.Solution, error: np.ndarray, path: Path) -> None:
 
 
 def main() -> None:
-    """Solve, compare with the truth, draw."""
+    """Solve, compare with a reference solution, and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=100, help="cells along each side (default: 100)")
-    parser.add_argument("--members", type=int, default=16, help="members of the error (default: 16)")
+    parser.add_argument("--members", type=int, default=16, help="number of ensemble members (default: 16)")
     parser.add_argument("--out", type=Path, default=Path("out/honest.png"), help="where to save the picture")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)

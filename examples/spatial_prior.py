@@ -1,4 +1,4 @@
-"""What a model of space changes: the FitzHugh–Nagumo PDE with and without a Matérn prior.
+"""What a spatial covariance changes: the FitzHugh–Nagumo PDE with and without a Matérn prior.
 
 The length scales of the prior and the ratio of the components' variances maximise the evidence. Run
 ``python examples/spatial_prior.py --help`` for the options.
@@ -24,7 +24,7 @@ SPAN, STEP = (0.0, 1.0), 0.02
 
 
 def pattern(n: int) -> Problem:
-    """The equation, with a pattern that has formed as its initial value."""
+    """The equation, with a pattern that has already formed as its initial value."""
     problem = mp.problems.fitzhugh_nagumo(n)
     solver = mp.SpectralEK1(order=2, linear=problem.linear)
     formed = mp.solve(problem.f, problem.y0, (0.0, 5.0), solver=solver, rtol=1e-5, save="end")
@@ -32,20 +32,20 @@ def pattern(n: int) -> Problem:
 
 
 def solve(problem: Problem, spatial: list[mp.Matern] | None, **options: object) -> mp.Solution:
-    """With fixed steps: evidences can be compared only if the data are the same."""
+    """Solve with fixed steps, because evidences can be compared only if the data are the same."""
     solver = mp.SpectralEK1(order=2, linear=problem.linear, spatial=spatial)
     return mp.solve(problem.f, problem.y0, SPAN, solver=solver, controller=mp.FixedStep(STEP), **options)
 
 
 def models(problem: Problem, parameters: jax.Array) -> list[mp.Matern]:
-    """One for u and one for v, from the logarithms of their lengths and of the ratio of their variances."""
+    """The spatial covariances of u and v, from the logs of their lengths and of the ratio of variances."""
     u, v, ratio = jnp.exp(parameters)
     matern = partial(mp.Matern, problem.grid, 1.5)
     return [matern(length_scale=u), matern(length_scale=v, variance=ratio)]
 
 
 def best(problem: Problem) -> np.ndarray:
-    """The parameters of the highest evidence, by the BFGS method."""
+    """The parameters with the highest evidence, by the BFGS method."""
 
     def loss(parameters: jax.Array) -> jax.Array:
         return -solve(problem, models(problem, parameters), save="end").log_evidence / problem.y0.size
@@ -57,7 +57,7 @@ def best(problem: Problem) -> np.ndarray:
 
 
 def report(problem: Problem, parameters: np.ndarray) -> None:
-    """The actual error of the mean beside its standard deviation, without and with the model."""
+    """Print the error of the mean beside its standard deviation, without and with a spatial covariance."""
     solver = mp.SpectralEK1(order=3, linear=problem.linear)
     truth = mp.solve(problem.f, problem.y0, SPAN, solver=solver, rtol=1e-9, atol=1e-11, save="end").mean
     for name, spatial in (("independent", None), ("Matérn", models(problem, jnp.asarray(parameters)))):
@@ -68,7 +68,7 @@ def report(problem: Problem, parameters: np.ndarray) -> None:
 
 
 def draw(problem: Problem, parameters: np.ndarray, path: Path) -> None:
-    """Standard deviations and samples, without and with the model; and the evidence against the length."""
+    """Draw standard deviations and samples without and with a spatial covariance, and the evidence."""
     fig, axes = plt.subplot_mosaic(
         "abe;cde", figsize=(10.5, 4.6), layout="constrained", width_ratios=[1, 1, 1.4]
     )
@@ -108,7 +108,7 @@ def draw(problem: Problem, parameters: np.ndarray, path: Path) -> None:
 
 
 def main() -> None:
-    """Choose, draw, and say what was found."""
+    """Choose the parameters, draw, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=32, help="cells along each side (default: 32)")
     parser.add_argument(

@@ -96,7 +96,7 @@ def test_between_steps_the_model_predicts(solver):
 def test_segments_join_seamlessly(monkeypatch):
     import sys
 
-    front = sys.modules["millipode.solve"]
+    front = sys.modules["millipode.prepare"]
     for solver in (SOLVERS[0], SOLVERS[1]):
         whole = mp.solve(lotka_volterra, LOTKA, (0.0, 4.0), solver=solver, rtol=1e-5)
         with monkeypatch.context() as patch:

@@ -546,7 +546,7 @@ BAD = {
     ),
     "one too many": (
         lambda: solve_with([mp.Matern(LINE)] * 3, jnp.ones((2, 7))),
-        "3 models for 2 components",
+        "3 covariances for 2 components",
     ),
     "another tree": (lambda: solve_with({"u": mp.Matern(LINE)}), "structure"),
     "vector diffusion": (lambda: solve_with(mp.Matern(LINE), diffusion=DYNAMIC_VECTOR), "scalar diffusion"),
@@ -577,8 +577,13 @@ BAD = {
         "same mp.Grid",
     ),
     "spectral, no waves": (
-        lambda: mp.SpectralEK1(linear=(Identity(), -np.ones(7)), spatial=mp.Matern(LINE)),
-        "modes of a grid",
+        lambda: mp.solve(
+            f,
+            y_of(7),
+            (0.0, 0.1),
+            solver=mp.SpectralEK1(linear=(Identity(), -np.ones(7)), spatial=mp.Matern(LINE)),
+        ),
+        "same mp.Grid",
     ),
     "spectral, dense": (
         lambda: mp.solve(
@@ -587,7 +592,7 @@ BAD = {
             (0.0, 0.1),
             solver=mp.SpectralEK1(1, linear=LINE.diffusion(0.1), spatial=mp.spatial.Dense(COVARIANCE)),
         ),
-        "stationary model",
+        "stationary covariance",
     ),
     "spectral, a reaction": (
         lambda: mp.solve(
@@ -600,7 +605,7 @@ BAD = {
                 spatial=[mp.Matern(mp.Grid(4)), mp.Matern(mp.Grid(4), 2.5)],
             ),
         ),
-        "share one model",
+        "share one spatial covariance",
     ),
 }
 

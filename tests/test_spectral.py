@@ -8,7 +8,8 @@ from scipy.integrate import solve_ivp
 
 import millipode as mp
 from common import CONSTANT, DYNAMIC, final_carry, jit, rmse
-from millipode.linalg.jacobians import DenseJacobian
+from millipode.covariance.observation import Observation
+from millipode.linalg.jacobians import DenseJacobian, DiagonalJacobian
 from millipode.model.linearisation import Linearisation
 from millipode.pde.bases import Identity
 from test_basis import matrix
@@ -111,8 +112,8 @@ def test_no_stiffness_is_too_much(order):
     setup, carry = final_carry(lambda t, y: stiffness * y, jnp.ones(41), (0.0, 100.0), **options)
     transition = setup.model.prior.transition(jnp.ones(()))
     covariance = carry.state.covariance
-    one = jnp.ones(())
-    gains = np.asarray(covariance.correct(transition, one, jnp.asarray(stiffness), jnp.ones(41)).gain)
+    one, observation = jnp.ones(()), Observation(DiagonalJacobian(jnp.asarray(stiffness)))
+    gains = np.asarray(covariance.correct(transition, one, observation, jnp.ones(41)).gain)
     for i, z in enumerate(stiffness):
         h = np.eye(order + 1)[1] - z * np.eye(order + 1)[0]
         recursion = (np.eye(order + 1) - np.outer(gains[:, i], h)) @ np.asarray(transition.matrix)

@@ -240,7 +240,7 @@ def test_samples_are_the_mean_plus_members():
     want = np.asarray(sol.mean + sol.members)
     np.testing.assert_allclose(np.sort(samples, axis=0), np.sort(want, axis=0), rtol=1e-12)
     assert sol.sample(jax.random.key(3), 2, at=np.array([0.2, 0.1, 0.7])).shape == (2, 3, D)
-    with pytest.raises(ValueError, match="has 8 members"):
+    with pytest.raises(ValueError, match="has 8 ensemble members"):
         sol.sample(jax.random.key(3), 9)
     with pytest.raises(ValueError, match="of y, not of its derivatives"):
         sol.derivative(1)

@@ -8,7 +8,8 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
-from millipode.filter.calibration import Diffusion, DynamicDiffusion
+from millipode import parts
+from millipode.filter.calibration import Diffusion
 from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field
 from millipode.model.linearisation import (
@@ -19,7 +20,7 @@ from millipode.model.linearisation import (
     WholeDiagonal,
     ZerothOrder,
 )
-from millipode.model.priors import IWP, Prior
+from millipode.model.priors import Prior
 from millipode.model.spectral import SpectralFirstOrder
 from millipode.model.stencil import Stencil
 from millipode.pde.bases import Basis
@@ -114,9 +115,9 @@ class EK0(Solver):
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
-        self.prior = _prior(order, prior, 4)
-        self.diffusion = _diffusion(diffusion)
-        self.spatial = _spatial(spatial, self.diffusion)
+        self.prior = parts.prior(order, prior, 4)
+        self.diffusion = parts.diffusion(diffusion)
+        self.spatial = parts.spatial(spatial, self.diffusion)
         per_unknown = self.diffusion.vector and self.diffusion.is_dynamic
         why = "EK0 with a dynamic vector-valued diffusion" if per_unknown else "EK0 with one rate per unknown"
         per_unknown = per_unknown or not self.prior.is_shared
@@ -131,8 +132,8 @@ class EK0(Solver):
                 "A spatial covariance needs the same prior in time for all unknowns, Γ̆ ⊗ C̆: use a single "
                 "rate, or drop spatial."
             )
-        self.structure = _structure(structure, "blockdiagonal" if per_unknown else "kronecker")
-        self.initialise = _initialise(initialise)
+        self.structure = parts.structure(structure, "blockdiagonal" if per_unknown else "kronecker")
+        self.initialise = parts.initialise(initialise)
 
     def space(self, y: Field) -> Space | None:
         """The spatial covariance that was given."""
@@ -177,8 +178,8 @@ class DiagonalEK1(Solver):
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
-        _no_spatial(spatial, "DiagonalEK1", "the diagonal of the Jacobian differs between unknowns")
-        self.prior = _prior(order, prior, 3)
+        parts.no_spatial(spatial, "DiagonalEK1", "the diagonal of the Jacobian differs between unknowns")
+        self.prior = parts.prior(order, prior, 3)
         known = jacobian_diagonal is None or isinstance(jacobian_diagonal, Stencil)
         if not known and not callable(jacobian_diagonal):
             raise TypeError(
@@ -186,10 +187,10 @@ class DiagonalEK1(Solver):
                 f"got {type(jacobian_diagonal).__name__}."
             )
         self.jacobian_diagonal = jacobian_diagonal
-        self.diffusion = _diffusion(diffusion)
+        self.diffusion = parts.diffusion(diffusion)
         why = "DiagonalEK1 is not Kronecker: the gain differs between unknowns as their Jacobians do."
-        self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
-        self.initialise = _initialise(initialise)
+        self.structure = parts.structure(structure, "blockdiagonal", not_kronecker=why)
+        self.initialise = parts.initialise(initialise)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The exact diagonal, from what is known of it."""
@@ -244,7 +245,7 @@ class SpectralEK1(Solver):
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
-        self.prior = _prior(order, prior, 3, linear=True)
+        self.prior = parts.prior(order, prior, 3, linear=True)
         if isinstance(linear, tuple) and len(linear) == 2 and isinstance(linear[0], Basis):
             linear = Linear(*linear)
         if not isinstance(linear, Linear):
@@ -255,10 +256,10 @@ class SpectralEK1(Solver):
             )
         self.linear = linear
         self.refresh = None if refresh is None else as_integer(refresh, "refresh", 1)
-        self.diffusion = _diffusion(diffusion)
-        self.spatial = _spatial(spatial, self.diffusion)
+        self.diffusion = parts.diffusion(diffusion)
+        self.spatial = parts.spatial(spatial, self.diffusion)
         why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."
-        self.structure = _structure(structure, "blockdiagonal", not_kronecker=why)
+        self.structure = parts.structure(structure, "blockdiagonal", not_kronecker=why)
         if linear.reaction is not None:
             if structure is not None or self.diffusion.vector:
                 raise ValueError(
@@ -271,7 +272,7 @@ class SpectralEK1(Solver):
                     "with a reaction between them: drop the reaction, or leave prior out."
                 )
             self.structure = "coupled"
-        self.initialise = _initialise(initialise)
+        self.initialise = parts.initialise(initialise)
 
     @property
     def components(self) -> int:
@@ -322,9 +323,9 @@ class EK1(Solver):
         prior: Prior | None = None,
         initialise: Initialise | None = None,
     ):
-        _no_spatial(spatial, "EK1", "the Jacobian mixes unknowns")
-        self.prior = _prior(order, prior, 4)
-        self.diffusion = _diffusion(diffusion)
+        parts.no_spatial(spatial, "EK1", "the Jacobian mixes unknowns")
+        self.prior = parts.prior(order, prior, 4)
+        self.diffusion = parts.diffusion(diffusion)
         if self.diffusion.vector:
             raise ValueError(
                 "EK1 has no vector-valued diffusion: a full Jacobian couples the unknowns, so the "
@@ -337,71 +338,8 @@ class EK1(Solver):
                 "unknowns, so the covariance is dense. Use mp.DiagonalEK1 or mp.EK0."
             )
         self.structure = "dense"
-        self.initialise = _initialise(initialise)
+        self.initialise = parts.initialise(initialise)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The whole Jacobian."""
         return FIRST_ORDER
-
-
-def _prior(order: int | None, prior: Prior | None, default: int, linear: bool = False) -> Prior:
-    if prior is None:
-        return IWP(default if order is None else order)
-    if not isinstance(prior, Prior):
-        raise TypeError(f"prior must be a prior such as mp.IWP(4), got {type(prior).__name__}.")
-    if prior.needs_rates and not linear:
-        raise ValueError(
-            f"{type(prior).__name__} without a rate takes it from the linear part of an equation, which only "
-            "mp.SpectralEK1(linear=...) knows: pass rate=..., or use that."
-        )
-    if linear and not prior.is_shared and not prior.needs_rates:
-        raise ValueError(
-            "SpectralEK1 works on modes, whose rates are those of linear: use mp.IOUP() without a rate, or "
-            "with a single one."
-        )
-    if prior.order and order not in (None, prior.order):
-        raise ValueError(f"order={order} contradicts the prior, which has order {prior.order}.")
-    return prior.with_order(default if order is None else order)
-
-
-def _diffusion(diffusion: Diffusion | None) -> Diffusion:
-    if diffusion is None:
-        return DynamicDiffusion()
-    if not isinstance(diffusion, Diffusion):
-        raise TypeError(
-            f"diffusion must be mp.ConstantDiffusion(...) or mp.DynamicDiffusion(...), got {diffusion!r}."
-        )
-    return diffusion
-
-
-def _spatial(spatial: PyTree[Spatial] | None, diffusion: Diffusion) -> PyTree[Spatial] | None:
-    if spatial is not None and diffusion.vector:
-        raise ValueError(
-            "A spatial covariance needs a scalar diffusion, Γ = γ² Γ̆: with one γ per unknown, Γ̆ would not be "
-            "the covariance between them. Use vector=False, or drop spatial."
-        )
-    return spatial
-
-
-def _no_spatial(spatial: Any, solver: str, why: str) -> None:
-    if spatial is not None:
-        raise ValueError(
-            f"{solver} has no spatial covariance: {why}, so the covariance is not Γ̆ ⊗ C̆. Use "
-            "mp.EK0(spatial=...), or mp.SpectralEK1(linear=..., spatial=...) for stiff problems on a grid."
-        )
-
-
-def _structure(structure: str | None, default: str, not_kronecker: str | None = None) -> str:
-    """What was asked for, or the default; ``not_kronecker`` says why that is refused."""
-    allowed = ("kronecker", "blockdiagonal", "dense")
-    if structure == "kronecker" and not_kronecker is not None:
-        raise ValueError(f"{not_kronecker} Use structure='blockdiagonal' (the default), or mp.EK0.")
-    if structure is not None and structure not in allowed:
-        raise ValueError(f"structure must be one of {allowed}, got {structure!r}.")
-    return structure or default
-
-
-def _initialise(method: str | None) -> str | None:
-    if method not in (None, "taylor", "runge-kutta"):
-        raise ValueError(f"initialise must be 'taylor' or 'runge-kutta', got {method!r}.")
-    return method

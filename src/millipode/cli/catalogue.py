@@ -213,8 +213,8 @@ def solver(name: str | None, problem: Problem, order: int | None, diffusion: str
     if name == "spectral-ek1":
         if problem.linear is None:
             raise UsageError(
-                "spectral-ek1 needs the linear part of a PDE on a grid, which this problem does not have: use "
-                "--solver ek0, diagonal-ek1 or ek1."
+                "spectral-ek1 needs the linear part of a PDE on a grid, which this problem does not have: "
+                "use --solver ek0, diagonal-ek1 or ek1."
             )
         options["linear"] = problem.linear
     if name == "diagonal-ek1":

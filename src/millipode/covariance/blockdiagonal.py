@@ -121,7 +121,7 @@ class BlockDiagonal(Covariance):
         return BlockDiagonalKernel(gain, BlockDiagonal(noise))
 
     def extend(self, kernel: Kernel, transition: Transition, gamma: Coefficient, y: Field) -> Kernel:
-        """``backward`` and ``compose`` in one pass, so that no intermediate array is as large as the state."""
+        """``backward`` and ``compose`` in one pass, so that no intermediate is as large as the state."""
 
         def one(root: Array, gain: Array, noise: Array, s: Array, rate: Array | None) -> tuple[Array, Array]:
             step, step_noise = blocks.backward(root, transition.at(rate), s)

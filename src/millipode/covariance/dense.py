@@ -1,5 +1,6 @@
 """C = RᵀR with an (n d, n d) factor: the paper's "traditional" implementation, O(d³)."""
 
+import functools
 from typing import Self
 
 import jax
@@ -17,6 +18,8 @@ from millipode.linalg.fields import Coefficient, Field, Row, flat, size
 from millipode.linalg.qr import reduced, root_of, triangularise
 from millipode.linalg.randomness import Numbers, normal
 from millipode.linalg.triangular import solve_upper
+
+_solve = functools.partial(solve_upper, library=True)
 
 
 class Dense(Covariance):
@@ -60,7 +63,7 @@ class Dense(Covariance):
             return unravel(blocks.process_gain(block, BlockObservation(seen.j)) * vector)
         rows = _process_rows(block, observation, z)
         root = triangularise(rows)
-        weights = solve_upper(root, solve_upper(root, vector[:, None], transposed=True))[:, 0]
+        weights = _solve(root, _solve(root, vector[:, None], transposed=True))[:, 0]
         return unravel(in_units_of_y(block) * block.scaled_root[0, 0] * (rows[: vector.size] @ weights))
 
     def correct(
@@ -123,7 +126,7 @@ class Dense(Covariance):
         above = jnp.concatenate([moved, scaled], axis=1)
         below = jnp.concatenate([noise, jnp.zeros_like(noise)], axis=1)
         triangle, left = reduced(above, below)
-        gain = solve_upper(triangle[:, :m], triangle[:, m:], known=known(scaled.dtype)).T
+        gain = _solve(triangle[:, :m], triangle[:, m:], known=known(scaled.dtype)).T
         return DenseKernel(gain * scales[:, None] / scales, Dense(left * scales))
 
     def identity(self) -> "DenseKernel":
@@ -190,7 +193,7 @@ def half_joseph(root: Array, measured: Array) -> tuple[Array, Array, Array, Arra
     pivots = jnp.diag(degenerate.astype(root.dtype))
     innovation = triangularise(jnp.concatenate([measured, pivots]))
     cross = measured.T @ root
-    gain = solve_upper(innovation, solve_upper(innovation, cross, transposed=True)).T
+    gain = _solve(innovation, _solve(innovation, cross, transposed=True)).T
     return innovation, degenerate, gain, root - measured @ gain.T
 
 
@@ -199,7 +202,7 @@ def conventional(root: Array, measured: Array) -> tuple[Array, Array, Array]:
     d = measured.shape[1]
     triangle = jnp.linalg.qr(jnp.concatenate([measured, root], axis=1), mode="r")
     innovation, cross = triangle[:d, :d], triangle[:d, d:]
-    return innovation, solve_upper(innovation, cross).T, triangle[d:, d:]
+    return innovation, _solve(innovation, cross).T, triangle[d:, d:]
 
 
 def _block(transition: Transition, y: Field) -> BlockTransition:

@@ -155,7 +155,7 @@ class DenseInnovation(RootInnovation):
     def whiten(self, z: Field) -> Field:
         """The field x with Rᵀx = z, and 0 for degenerate unknowns."""
         flat, unravel = ravel_pytree(z)
-        x = solve_upper(self.root, flat[:, None], transposed=True)[:, 0]
+        x = solve_upper(self.root, flat[:, None], transposed=True, library=True)[:, 0]
         return unravel(jnp.where(self.degenerate, 0, x))
 
     def std(self) -> Field:

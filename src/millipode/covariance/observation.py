@@ -60,7 +60,7 @@ class BlockObservation(NamedTuple):
     """The row [−j, 1, 0, …] of H for a block per unknown, or for one that they share.
 
     Attributes:
-        j: an array of the batch's shape, or one number; None for zero.
+        j: the entries of F, of the batch's shape or one number; None for zero.
     """
 
     j: Array | None
@@ -82,7 +82,7 @@ class CoupledObservation(NamedTuple):
     """The c rows of H for all components of a mode; fields have their derivatives first, then components.
 
     Attributes:
-        j: (c, c, *modes).
+        j: F of every mode, (c, c, *modes).
     """
 
     j: Float[Array, "c c *modes"]

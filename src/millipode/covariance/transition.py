@@ -24,7 +24,7 @@ class Transition(eqx.Module):
 
     @abc.abstractmethod
     def rates(self, y: Field) -> list[Array | None]:
-        """The rates that determine the block of each unknown, per leaf of y; None if all blocks are the same."""
+        """The rates that determine the unknowns' blocks, per leaf of y; None if all blocks are the same."""
 
     @abc.abstractmethod
     def at(self, rate: Array | None) -> "BlockTransition":

@@ -1,7 +1,7 @@
-"""Triangular square roots: three ways to compute the R of a QR decomposition, each for other matrices.
+"""Triangular square roots: three ways to compute the R of a QR decomposition.
 
 Unrolled reflections are vectorised over many blocks: they are the fastest to run and the slowest to compile.
-The same reflections in a loop are for single matrices and few blocks. LAPACK is for matrices that are regular.
+The same reflections in a loop serve single matrices and few blocks. LAPACK serves matrices that are regular.
 
 A covariance has many square roots. Each function returns one of them, and its derivative must be that of the
 same root. Values and derivatives may be computed by different programs, so rounding must not decide which
@@ -48,7 +48,7 @@ def _root_of_jvp(primals: tuple, tangents: tuple) -> tuple[Block, Block]:
     (stack,), (change,) = primals, tangents
     stack, n, zeros = lax.stop_gradient(stack), stack.shape[1], _zeros(stack)
     if few(stack):
-        # This computes all of Qᵀ, because a loop must not mix values that are linear in the change with others.
+        # All of Qᵀ is needed, because a loop must not mix values that are linear in the change with others.
         rotated = each(_scan_with_rotation, stack)
         return rotated[:, :n], each(jnp.matmul, rotated[:, n:], change)
     root, _, extra = _reflect(stack, zeros, (change, zeros), known(stack.dtype))
@@ -67,7 +67,7 @@ def _zeros(stack: Block) -> Block:
 
 
 def _scan(rows: Float[Array, "m k"], triangle: Float[Array, "n k"]) -> Float[Array, "n+m k"]:
-    """``_reflect`` as a loop, for one block: R above the rows that are left; its zeros may be rounded."""
+    """``_reflect`` as a loop, for one block: R, triangular up to rounding, above the rows that are left."""
     n = triangle.shape[0]
     lengths = known(rows.dtype) ** 2 * _lengths(rows, triangle)
 
@@ -94,14 +94,14 @@ def _scan_with_rotation(stack: Float[Array, "m n"]) -> Float[Array, "n n+m"]:
 def merge(rows: Block, triangle: Block) -> tuple[Block, Block]:
     """Upper triangular R (n, n, *batch) with RᵀR = rowsᵀrows + triangleᵀtriangle, and the rows that are left.
 
-    The QR decomposition of [rows ; triangle] by Householder reflections that know the second block to
-    be upper triangular: reflection k touches its row k and nothing else of it. Vectorised over the batch,
-    because XLA:CPU would loop over a batched LAPACK call; unrolled over n, which beats one LAPACK call
-    even for a single block. A zero column is left alone, so R = 0 is a valid outcome and derivatives are
+    This is the QR decomposition of [rows ; triangle] by Householder reflections. The second block must be
+    upper triangular, so reflection k changes only its row k. The code is vectorised over the batch, because
+    XLA:CPU would loop over a batched LAPACK call, and unrolled over n, which is faster than one LAPACK call
+    even for a single block. A zero column is not reflected, so R = 0 is a valid result and derivatives are
     finite there.
 
-    Both blocks may have more than n columns. The reflections then act on them too, and the second result
-    holds the rows below R there: the QR decomposition of a joint covariance, stopped half-way.
+    Both blocks may have more than n columns. The reflections then act on those, too, and the second result
+    holds their rows below R: the QR decomposition of a joint covariance, stopped half-way.
     """
     root, left, _ = _reflect(rows, triangle, None, 0.0)
     return root, left

@@ -8,11 +8,10 @@ from jaxtyping import Array, Float
 from millipode.linalg.batches import Block, each, few
 from millipode.linalg.fields import safe_divide
 
-# Larger single matrices than this are left to LAPACK.
-SMALL = 16
 
-
-def solve_upper(triangle: Block, right: Block, *, transposed: bool = False, known: float = 0.0) -> Block:
+def solve_upper(
+    triangle: Block, right: Block, *, transposed: bool = False, known: float = 0.0, library: bool = False
+) -> Block:
     """The X with R X = right, or Rᵀ X = right, for every block.
 
     A pivot of zero marks a direction in which nothing is left to be known: that row of X is zero.
@@ -22,8 +21,10 @@ def solve_upper(triangle: Block, right: Block, *, transposed: bool = False, know
         right: (n, k, *batch).
         transposed: whether to solve with Rᵀ.
         known: a pivot below this share of the length of its column counts as zero.
+        library: whether to leave a single matrix to LAPACK, which loops that become one kernel cannot call.
     """
-    if triangle.ndim == 2 and triangle.shape[0] > SMALL:
+    right = right.astype(jnp.result_type(triangle, right))
+    if library:
         return _by_library(triangle, right, transposed, known)
     if few(triangle):
         return each(lambda r, b: _in_a_loop(r, b, transposed, known), triangle, right)

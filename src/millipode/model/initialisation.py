@@ -111,8 +111,8 @@ def initialise(method: str | None, start: Start, order: int) -> Initial:
     limit = runge_kutta_limit(start.y0)
     if method == "runge-kutta" and order > limit:
         raise ValueError(
-            f"initialise='runge-kutta' takes orders up to {limit} in this precision: derivative {order} would "
-            "be lost to rounding. Use initialise='taylor' or a lower order."
+            f"initialise='runge-kutta' takes orders up to {limit} in this precision: derivative {order} "
+            "would be lost to rounding. Use initialise='taylor' or a lower order."
         )
     if method == "runge-kutta" or (method is None and size(start.y0) > TAYLOR_LIMIT and order <= limit):
         return runge_kutta(start, order)

@@ -111,7 +111,7 @@ class Stencil(eqx.Module):
         return int(np.prod(shape)) // int(np.prod([shape[a] for a in self.axes]))
 
     def _colour(self, shape: tuple[int, ...]) -> Array:
-        """The colour of every unknown, computed from iotas, so that the program stores no constant this large."""
+        """The colour of every unknown, computed from iotas, so that the program has no large constants."""
         moduli = self._moduli(shape)
         place = [lax.broadcasted_iota(jnp.int32, shape, a % len(shape)) for a in self.axes]
         if self.shape == "star":

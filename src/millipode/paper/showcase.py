@@ -1,7 +1,7 @@
 """The paper's first figure: a PDE with 125 000 unknowns, and where its solution is uncertain.
 
-FitzHugh–Nagumo on 250 × 250 cells up to T = 20. ``DiagonalEK1`` with one diffusion per unknown, as in the
-paper, on cells of the authors' width 0.02; ``SpectralEK1`` beside it, there and on the unit square.
+FitzHugh–Nagumo on 250 × 250 cells up to T = 20 is solved by ``DiagonalEK1`` with one γ per unknown, as in the
+paper, on cells of the authors' width 0.02; and by ``SpectralEK1``, there and on the unit square.
 """
 
 import time
@@ -66,7 +66,7 @@ def fields(point: Point) -> str:
 
 
 def correlations(given: Problem, sol: mp.Solution) -> tuple[float, float]:
-    """The correlations of log std of u with log |∂u/∂t| and log |∂²u/∂t²|, over all cells at the last time."""
+    """Correlations of log std of u with log |∂u/∂t| and log |∂²u/∂t²|, over all cells at the last time."""
     y = sol.mean[-1]
     speed, bend = jax.jvp(lambda y: given.f(0.0, y), (y,), (given.f(0.0, y),))
     tiny = jnp.finfo(y.dtype).tiny

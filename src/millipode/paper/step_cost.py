@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 def pair(method: Method, problem: Problem, enough: float) -> Pair:
-    """Two solves whose times differ by at least ``enough`` seconds, so that the difference can be measured."""
+    """Two solves whose times differ by at least ``enough`` seconds, which is enough to be measured."""
     run = method(problem)
 
     def timed(t1: float) -> tuple[float, int]:

@@ -33,7 +33,7 @@ class Basis(eqx.Module):
     further axes; batches are handled outside, by ``jax.vmap``.
 
     Attributes:
-        is_trivial: whether V = I, so that the modes are the unknowns themselves and transforms can be left out.
+        is_trivial: whether V = I, so that the modes are the unknowns and transforms can be left out.
     """
 
     is_trivial: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Basis(eqx.Module):
         return jax.tree.map(safe_sqrt, self.variance(jax.tree.map(jnp.square, stds)))
 
     def leading(self, leaf: Array) -> int:
-        """The number of axes of a leaf of the modes in front of the transformed ones; they number components."""
+        """The number of axes of a leaf of the modes in front of the transformed ones, for its components."""
         return 0
 
     def check(self, y: Field) -> None:
@@ -121,7 +121,7 @@ class Waves(Basis):
         return jax.tree.map(lambda x: self._synthesise(x, _synthesise), modes)
 
     def variance(self, variances: Field) -> Field:
-        """The diagonal of V diag(s) Vᵀ by one FFT per axis: squared waves are waves of twice the frequency."""
+        """One FFT per axis gives the variances: squares of waves are waves of twice the frequency."""
         return jax.tree.map(lambda x: self._synthesise(x, _spread), variances)
 
     def leading(self, leaf: Array) -> int:
@@ -298,8 +298,8 @@ def _interleaved(even: Array, odd: Array, n: int) -> Array:
 def _spread(s: Float[Array, "*batch n"], kind: Kind) -> Float[Array, "*batch n"]:
     """Σ_k V_ik² s_k, from cos² = (1 + cos 2·)/2 and sin² = (1 − cos 2·)/2.
 
-    The squares of wave k and of its partner n − k contain the same doubled frequency, with opposite signs. The
-    square of a sine is that of the cosine in the same place.
+    The squares of wave k and of its partner n − k contain the same doubled frequency, with opposite signs.
+    The square of a sine is that of the cosine in the same place.
     """
     n = s.shape[-1]
     first = s[..., _paired(n)]

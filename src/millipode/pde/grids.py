@@ -137,7 +137,7 @@ class Grid(eqx.Module):
     def difference(
         self, u: Float[Array, "*field"], axis: int, side: Literal["central", "left", "right"] = "central"
     ) -> Float[Array, "*field"]:
-        """∂u/∂x along one of the grid's axes, by central (second-order) or one-sided (first-order) differences."""
+        """∂u/∂x along one of the grid's axes: central (second order), or one-sided (first order)."""
         self._check(u)
         dx, (left, right) = self.spacing[axis], self._neighbours(u, axis)
         if side == "central":
@@ -223,8 +223,8 @@ class Grid(eqx.Module):
         Growth is not stiff, so leave growing modes out. The example does so for long waves.
 
         Args:
-            function: takes the array of the Laplacian's eigenvalues, and returns those of the linear part or a
-                pytree of them.
+            function: takes the array of the Laplacian's eigenvalues, and returns those of the linear part, or
+                a pytree of them.
             continuous: whether f contains the differential operator itself rather than its stencil.
 
         >>> grid = Grid(64, lengths=32.0, boundary="periodic")
@@ -239,7 +239,7 @@ class Grid(eqx.Module):
             )
 
     def _neighbours(self, u: Array, i: int, flipped: bool = False) -> tuple[Array, Array]:
-        """The values on the left and right along axis i; ``flipped`` changes the sign of ghost cells, for fluxes."""
+        """The values on the left and right along axis i; ``flipped`` negates ghost cells, as for fluxes."""
         axis = i - len(self.shape)
         left, right = _rolled(u, 1, axis), _rolled(u, -1, axis)
         if self.boundary[i] == "periodic":

@@ -29,8 +29,8 @@ def lorenz96(d: int, forcing: float = 8.0) -> Problem:
 
         y_i' = (y_{i+1} − y_{i−2}) y_{i−1} − y_i + F,   i = 1 … d, indices modulo d
 
-    with y_1(0) = F + 0.01 and all other y_i(0) = F, for t ∈ [0, 30]. The perturbation stays small for a while;
-    then chaos spreads from it. For F = 8, no method can follow one trajectory much beyond t = 10.
+    with y_1(0) = F + 0.01 and all other y_i(0) = F, for t ∈ [0, 30]. The perturbation stays small for a
+    while; then chaos spreads from it. For F = 8, no method can follow one trajectory much beyond t = 10.
 
     Source: E. N. Lorenz, *Predictability: a problem partly solved*, 1996; Krämer et al. (2022), E.1.
 

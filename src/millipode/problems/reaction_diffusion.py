@@ -103,7 +103,7 @@ def allen_cahn(n: int, epsilon: float = 0.02, seed: int = 0, boundary: Boundary 
 
     Args:
         n: the number of cells along each side.
-        epsilon: the width ε of interfaces.
+        epsilon: ε, which sets the width of interfaces.
         seed: the seed of the initial values.
         boundary: the boundary condition, as for ``mp.Grid``.
     """

@@ -28,8 +28,8 @@ def van_der_pol(mu: float = 1.0) -> Problem:
 
         y₁' = y₂,   y₂' = μ((1 − y₁²) y₂ − y₁)
 
-    from y = (2, 0), for t ∈ [0, 6.3]. It is mild for μ = 1. For large μ, y₁ moves slowly from ±2 to ±1 and then
-    jumps within a time of 1/μ; explicit methods need steps of about 1/μ everywhere.
+    from y = (2, 0), for t ∈ [0, 6.3]. It is mild for μ = 1. For large μ, y₁ moves slowly from ±2 to ±1 and
+    then jumps within a time of 1/μ; explicit methods need steps of about 1/μ everywhere.
 
     Source: Hairer, Wanner, *Solving Ordinary Differential Equations II*; Krämer et al. (2022), E.4.
 

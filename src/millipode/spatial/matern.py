@@ -67,13 +67,13 @@ class Stationary(Spatial):
         """The variance of each mode; raise ``ValueError`` unless ``linear`` is on the same grid."""
         if linear.basis != self.grid.basis:
             raise ValueError(
-                f"spatial is made for the modes of {self.grid.basis}, but linear for those of {linear.basis}. "
+                f"spatial is for the modes of {self.grid.basis}, but linear is for those of {linear.basis}. "
                 "Make both from the same mp.Grid."
             )
         if linear.lengths not in (None, self.grid.lengths):
             raise ValueError(
-                f"spatial is made for a grid with sides of length {self.grid.lengths}, but linear for one "
-                f"with {linear.lengths}. Make both from the same mp.Grid."
+                f"spatial is for a grid with sides of length {self.grid.lengths}, but linear is for one with "
+                f"{linear.lengths}. Make both from the same mp.Grid."
             )
         return 1 / self.precision
 
@@ -82,8 +82,8 @@ class Matern(Stationary):
     """Γ̆ = k(X, X) for a Matérn kernel k and the cell centres X of a grid; O(d log d), and O(d) memory.
 
     Around a periodic axis the kernel wraps around. At a wall it is reflected like the grid's fields, to
-    k(x, x') ± k(x, −x'): towards a Neumann wall the variance grows up to twofold, and towards a Dirichlet wall
-    it goes to zero. A few lengths away from the walls this effect is negligible.
+    k(x, x') ± k(x, −x'): towards a Neumann wall the variance grows up to twofold, and towards a Dirichlet
+    wall it goes to zero. A few lengths away from the walls this effect is negligible.
 
     Args:
         grid: the ``mp.Grid`` that y lives on.

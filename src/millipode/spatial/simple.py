@@ -84,8 +84,8 @@ class Dense(Spatial):
             raise ValueError(
                 f"Dense: the covariance is not positive definite, its eigenvalues reach from {smallest:.3g} "
                 f"to {largest:.3g}. If the cause is rounding, as for smooth kernels on close points, pass "
-                f"nugget={max(1e-6 * largest, -2 * smallest):.1g}, or use a rougher kernel, or mp.Matern on a "
-                "grid, which does not have this problem."
+                f"nugget={max(1e-6 * largest, -2 * smallest):.1g}, or use a rougher kernel, or mp.Matern on "
+                "a grid, which does not have this problem."
             )
         self.root, self.shape = root, root.shape[:1]
 

@@ -183,7 +183,7 @@ def _spread(model: Spatial, stds: list[Array], shape: tuple[int, ...]) -> Array:
 
 
 def _each(models: tuple[Spatial, ...], method: str, x: Array) -> Array:
-    """The results of a method for the components along the first axis of x, with one covariance or one each."""
+    """The results of a method for each component along the first axis of x, by one covariance or one each."""
     if len(models) == 1 and x.shape[0] > FEW:
         return jax.vmap(getattr(models[0], method))(x)
     models = models * x.shape[0] if len(models) == 1 else models

@@ -12,7 +12,7 @@ from millipode.view.viewable import Viewable, check_single
 
 MAX_LINES = 12  # more unknowns than this are drawn as a field
 MAX_COMPONENTS = 4  # a leading axis of at most this length numbers the components of a field
-MAX_PIXELS = 512  # per side of an image
+MAX_PIXELS = 512  # the largest number of pixels along a side of an image
 PANELS = 5  # times at which a field in two dimensions is drawn, by default
 
 

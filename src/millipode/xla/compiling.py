@@ -6,9 +6,9 @@ this is about XLA:CPU, and ``benchmarks/compiler.py`` measures it.
 - XLA has an older and a newer way to emit fused loops. For the small, unrolled algebra of this library the
   older one compiles in about half the time, and the block-diagonal correction runs twice as fast. The newer
   one makes better use of the memory, which matters for EK0 beyond a few thousand unknowns.
-- XLA starts one kernel per fused loop, which takes some 50 ns. A step of a small filter has a hundred of them,
-  which takes longer than its arithmetic. ``as_one_kernel`` makes a single kernel of a whole loop over small
-  arrays.
+- XLA starts one kernel per fused loop, which takes some 50 ns. A step of a small filter has a hundred of
+  them, which take longer than its arithmetic. ``as_one_kernel`` makes a single kernel of a whole loop over
+  small arrays.
 """
 
 import contextvars

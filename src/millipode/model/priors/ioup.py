@@ -33,11 +33,11 @@ class IOUP(Reverting):
     """The ν-times integrated Ornstein–Uhlenbeck process, y^(ν+1) = λ y^(ν) + noise.
 
     With ``mp.SpectralEK1(linear=..., prior=mp.IOUP())`` every mode has its rate λ from ``linear``. A purely
-    linear equation is then solved exactly, except for errors of the initial state if that is not from a Taylor
-    series. The rest of f is extrapolated by itself, as in exponential integrators.
+    linear equation is then solved exactly, except for errors of the initial state if that is not from a
+    Taylor series. The rest of f is extrapolated by itself, as in exponential integrators.
 
-    With any other solver, the user gives the rate: one for all unknowns, or one for each. A rate does not make
-    EK0 implicit: for stiff unknowns it still needs steps with small hλ.
+    With any other solver, the user gives the rate: one for all unknowns, or one for each. A rate does not
+    make EK0 implicit: for stiff unknowns it still needs steps with small hλ.
 
     Derivatives of stiff unknowns suffer from cancellation: y' is exact up to rounding, and y^(q) up to about
     |λ|^(q−1) times that.
