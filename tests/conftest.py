@@ -1,3 +1,5 @@
+from collections import Counter
+
 import jax
 import numpy as np
 import pytest
@@ -8,11 +10,24 @@ jax.config.update("jax_enable_x64", True)
 OPTIMISED = {"test_accuracy", "test_calibration", "test_compiling", "test_scale", "test_traffic"}
 
 
+# Pages that solve for long; README, CONTRIBUTING and the command's page are quick.
+LONG_PAGES = {"guide", "pdes", "priors", "uncertainty"}
+
+
 def pytest_collection_modifyitems(items):
     """Documents and some modules are marked, see the Makefile."""
+    seen = Counter()
     for item in items:
         if item.path.suffix == ".md" or item.path.stem in OPTIMISED:
             item.add_marker("optimised")
+        if item.path.suffix == ".md" and item.path.stem in LONG_PAGES:
+            item.add_marker("thorough")
+        # Of a wide parametrisation, the first few cases are quick, and all others thorough.
+        if wide := item.get_closest_marker("wide"):
+            name = item.nodeid.split("[")[0]
+            if seen[name] >= wide.kwargs["quick"]:
+                item.add_marker("thorough")
+            seen[name] += 1
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -39,6 +39,7 @@ def pleiades_reference():
     ],
     ids=["EK0", "EK0-constant-vector", "DiagonalEK1", "EK1"],
 )
+@pytest.mark.wide(quick=2)
 def test_pleiades(solver, bound, pleiades_reference):
     problem = mp.problems.pleiades()
     tolerance = 1e-5 if isinstance(solver, mp.EK1) else 1e-7
@@ -73,6 +74,7 @@ def test_lorenz96_before_chaos(solver):
     ],
     ids=lambda x: x if isinstance(x, float) else type(x).__name__,
 )
+@pytest.mark.wide(quick=2)
 def test_van_der_pol_from_mild_to_famously_stiff(mu, solver):
     problem = mp.problems.van_der_pol(mu)
     want = solve_ivp(
@@ -112,6 +114,7 @@ def test_jacobian_information_saves_steps_on_van_der_pol(nu):
     ],
     ids=["EK0", "DiagonalEK1", "DiagonalEK1-stencil"],
 )
+@pytest.mark.thorough
 def test_fitzhugh_nagumo(make):
     problem = mp.problems.fitzhugh_nagumo(16)
     want = reference(problem, 1.0)
@@ -125,6 +128,7 @@ def predator_prey(t, y):
 
 @pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1, mp.EK1])
 @pytest.mark.parametrize("nu", [1, 2, 3, 4])
+@pytest.mark.wide(quick=4)
 def test_convergence_order_is_one_more_than_guaranteed(kind, nu):
     # Theory guarantees ν for the mean; on this smooth problem all three filters show ν+1.
     problem = mp.problems.Problem(predator_prey, jnp.array([1.5, 1.0]), (0.0, 1.0))

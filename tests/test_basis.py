@@ -27,6 +27,7 @@ CASES += [((2, 3, 4), ("fourier", "sine", "cosine"))]
 
 
 @pytest.mark.parametrize(("shape", "kinds"), CASES, ids=str)
+@pytest.mark.wide(quick=8)
 def test_bases_are_orthonormal_and_diagonalise_the_laplacian(shape, kinds):
     basis, size = Waves(shape, kinds), int(np.prod(shape))
     to_modes = matrix(basis.to_modes, shape)

@@ -22,6 +22,7 @@ def test_the_table_is_complete():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+@pytest.mark.wide(quick=2)
 def test_calibration_is_as_documented(row):
     name, solver, rmse, std, chi2_end, chi2, *coverage, correlation = row
     have = calibration.measure(name, solver, "defect")
@@ -41,6 +42,7 @@ def test_at_least_eight_of_ten_are_honest():
     assert all(ok for ok, row in zip(honest, ROWS, strict=True) if row[0] != "Lorenz96")
 
 
+@pytest.mark.thorough
 def test_the_filter_alone_is_far_from_it():
     """What members are for: two orders of magnitude in χ², and more."""
     for name in ("Pleiades", "FitzHugh–Nagumo, T = 20"):

@@ -115,6 +115,7 @@ def test_pictures_show_something(tmp_path):
     ("words", "shape"),
     [(["fitzhugh_nagumo", "--size", "6"], (4, 2, 6, 6)), (["burgers", "--size", "8"], (4, 8))],
 )
+@pytest.mark.wide(quick=1)
 def test_animations_have_a_frame_per_time(tmp_path, words, shape):
     given = ["solve", *words, "--t1", "0.01", "--save-at", "4", "--no-plot", "-q", "--animate", "gif"]
     run(*given, "--out", tmp_path)
@@ -321,6 +322,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("name", TINY)
+@pytest.mark.wide(quick=1)
 def test_figures_are_measured_drawn_and_told(name, tmp_path, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, name, EXPERIMENTS[name]._replace(points=lambda quick: TINY[name]))
     result = run("reproduce", name, "--quick", "--out", tmp_path)

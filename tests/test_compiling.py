@@ -51,6 +51,7 @@ def test_library_calls_are_recognised(f):
     ("f", "kernel"),
     [(lambda t, y: A @ y, True), (lambda t, y: (LARGE @ LARGE @ jnp.zeros(300))[:5] + A @ y, False)],
 )
+@pytest.mark.wide(quick=1)
 def test_products_of_matrices(f, kernel):
     product = mp.solve(f, Y0, (0.0, 1.0), save="end")
     unrolled = mp.solve(lambda t, y: jnp.sum(A * y, axis=1), Y0, (0.0, 1.0), save="end")
@@ -59,6 +60,7 @@ def test_products_of_matrices(f, kernel):
 
 
 @pytest.mark.parametrize("save", ["end", "steps", jnp.array([0.5, 1.0])], ids=["end", "steps", "times"])
+@pytest.mark.wide(quick=1)
 def test_arguments_of_no_consequence(save):
     """XLA aborts the process if it finds one, so they are given a consequence."""
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,12 +18,14 @@ def run_example(name, picture):
     return run
 
 
+@pytest.mark.thorough
 def test_the_spatial_prior_is_chosen_and_drawn(tmp_path):
     run = run_example("spatial_prior.py", tmp_path / "spatial.png")
     for line in ("length scales", "variances", "independent:", "Matérn:"):
         assert line in run.stdout
 
 
+@pytest.mark.thorough
 def test_error_and_standard_deviation_side_by_side(tmp_path):
     run = run_example("honest_uncertainty.py", tmp_path / "honest.png")
     for line in ("members  ", "filter  ", "correlation"):

@@ -40,6 +40,7 @@ def test_taylor_mode_knows_that_time_passes(sign):
 
 @pytest.mark.parametrize("nu", range(1, 9))
 @pytest.mark.parametrize("speed", [1e-6, 1.0, 1e6])
+@pytest.mark.wide(quick=8)
 def test_runge_kutta_agrees_with_taylor_on_every_time_scale(nu, speed):
     f = mp.problems.lorenz96(10).f
     y0 = 8 + jnp.sin(jnp.arange(10.0))

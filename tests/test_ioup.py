@@ -134,6 +134,7 @@ def test_the_initial_covariance_is_in_the_prior_s_coordinates():
     np.testing.assert_allclose(have, change @ want @ change.T, rtol=1e-10, atol=1e-25)
 
 
+@pytest.mark.thorough
 def test_structures_agree_on_a_nonlinear_problem_with_two_fields():
     grid = mp.Grid((3, 2))
     linear = grid.diffusion({"u": 0.1, "v": 0.02}, shift={"u": -1.0, "v": -4.0})
@@ -175,6 +176,7 @@ def test_filtering_at_given_times_is_the_filter_between_its_steps():
     np.testing.assert_allclose(there.std, between.std, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_gradients():
     def final(a):
         solver = mp.SpectralEK1(2, linear=(Identity(), -jnp.array([1.0, 30.0])), prior=mp.IOUP())

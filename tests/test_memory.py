@@ -32,6 +32,7 @@ LINEAR = GRID.diffusion(np.array([0.1, 0.02]), reaction=[[-1.0, 0.5], [2.0, -3.0
     ids=lambda s: f"{type(s).__name__}-{s.structure}-{s.diffusion.vector}",
 )
 @pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.wide(quick=4)
 def test_what_is_planned_for_a_step_is_what_is_saved(solver, smooth):
     y0 = jnp.ones((2, 5, 4))
     sol = mp.solve(lambda t, y: -y, y0, (0.0, 1.0), solver=solver, smooth=smooth)

@@ -148,6 +148,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("problem", "kind", "structure", "diffusion", "order"), EXACT, ids=name)
+@pytest.mark.wide(quick=5)
 def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, diffusion, order):
     f, a, g, derivatives = PROBLEMS[problem]
     solver = kind(order, structure=structure, diffusion=diffusion, initialise="taylor")
@@ -225,6 +226,7 @@ SMOOTHERS = [
     [(*f, SPANS[i % 2]) for i, f in enumerate(SMOOTHERS)],
     ids=name,
 )
+@pytest.mark.wide(quick=2)
 def test_fixed_point_equals_fixed_interval_equals_the_filter_at_the_end(kind, structure, diffusion, t_span):
     solver = kind(2, structure=structure, diffusion=diffusion)
     options = dict(solver=solver, rtol=1e-4)
@@ -279,6 +281,7 @@ def test_more_save_times_change_nothing_at_the_others():
 
 
 @pytest.mark.parametrize("order", [1, 4])
+@pytest.mark.wide(quick=1)
 def test_save_times_close_to_steps(order):
     """A hair before or after a step there is no room for a difference quotient; y must not notice."""
     options = dict(solver=mp.EK0(order), rtol=1e-5 if order > 1 else 1e-3, max_steps=4000)
@@ -319,6 +322,7 @@ def test_unknowns_are_independent_and_neighbouring_times_are_not():
     np.testing.assert_array_equal(sol.sample(jax.random.key(3), num=num) - sol.mean, deviations)
 
 
+@pytest.mark.wide(quick=1)
 def test_pytrees():
     def f(t, y):
         a, [b, c] = y

@@ -25,6 +25,7 @@ SOLVERS = [
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: f"{type(s).__name__}-{s.structure}-{s.order}")
+@pytest.mark.wide(quick=2)
 def test_single_precision_behaves_up_to_order_four(solver, single_precision):
     y0 = jnp.array([1.5, 1.0], jnp.float32)
     options = dict(solver=solver, rtol=1e-4, atol=1e-6, smooth=False)

@@ -147,6 +147,7 @@ PRIORS = {
 
 @pytest.mark.parametrize("which", PRIORS)
 @pytest.mark.parametrize("kind", [mp.EK0, mp.EK1, mp.DiagonalEK1], ids=name)
+@pytest.mark.wide(quick=3)
 def test_structures_agree(kind, which):
     """In both directions of time, filtered and with Runge–Kutta's start, which is uncertain."""
     span = (0.0, 0.5) if which == "IOUP" else (0.5, 0.0)
@@ -244,6 +245,7 @@ def test_spectral_filters_take_a_single_rate_too():
 
 
 @pytest.mark.parametrize("prior", [lambda x: mp.IOUP(rate=-x), lambda x: mp.MaternProcess(length_scale=x)])
+@pytest.mark.wide(quick=1)
 def test_the_evidence_can_be_differentiated_by_the_rate(prior):
     def evidence(x):
         options = dict(controller=mp.FixedStep(0.05), save="end")

@@ -143,6 +143,7 @@ def test_fisher_and_burgers_in_one_dimension(rng):
     ],
     ids=lambda problem: type(problem.f).__name__,
 )
+@pytest.mark.wide(quick=4)
 def test_what_a_pde_declares_of_its_jacobian_is_true(problem, rng):
     """The diagonal at any state; the linear part at rest, where what it leaves out stays within a cell."""
     y = jnp.asarray(rng.normal(size=problem.y0.shape))

@@ -50,6 +50,7 @@ problems = st.tuples(
 @pytest.mark.parametrize("solver", SOLVERS, ids=NAMES)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(problem=problems, power=st.integers(-30, 30), start=st.sampled_from([-4.0, 0.5, 16.0]))
+@pytest.mark.wide(quick=2)
 def test_scaling_shifting_and_permuting(solver, problem, power, start):
     y0, matrix = problem
     base = run(solver, y0, matrix)

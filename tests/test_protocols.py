@@ -194,6 +194,7 @@ FIXED = {"controller": mp.FixedStep(0.1)}
 
 
 @pytest.mark.parametrize("make", OWN, ids=lambda make: make.__name__)
+@pytest.mark.wide(quick=1)
 def test_own_parts_work_with_every_save_mode_and_question(make):
     solver = make(0.7)
     exact = mp.solve(f, Y0, (0.0, 0.6), solver=mp.EK1(5), rtol=1e-10, atol=1e-12, save=TIMES).mean
@@ -223,6 +224,7 @@ def test_own_parts_work_with_every_save_mode_and_question(make):
 
 @pytest.mark.parametrize("save", ["end", TIMES], ids=["end", "times"])
 @pytest.mark.parametrize("make", OWN, ids=lambda make: make.__name__)
+@pytest.mark.wide(quick=2)
 def test_functions_inside_of_own_parts_are_differentiated_in_both_modes(make, save):
     def value(a):
         sol = mp.solve(f, Y0, (0.0, 0.65), solver=make(a), save=save, **FIXED)

@@ -143,6 +143,7 @@ def test_queries_under_jit_and_vmap(steps):
     ],
     ids=["EK0-steps", "DiagonalEK1-times", "EK1-steps"],
 )
+@pytest.mark.wide(quick=1)
 def test_gradients_through_smoothing(save, solver):
     """Forward and reverse mode agree with each other, and with finite differences of the program."""
     times = jnp.array([0.1, 0.33, 0.35, 0.8])
@@ -177,6 +178,7 @@ def test_gradients_through_smoothing(save, solver):
 
 
 @pytest.mark.optimised
+@pytest.mark.thorough
 def test_order_eight_with_tiny_steps_stays_positive_definite():
     def f(t, y):
         return jnp.stack([y[1], -y[0]])
@@ -197,6 +199,7 @@ def test_order_eight_with_tiny_steps_stays_positive_definite():
     [mp.EK0(3), mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR), mp.EK1(3)],
     ids=lambda s: type(s).__name__,
 )
+@pytest.mark.wide(quick=1)
 def test_single_precision(solver, single_precision):
     y0 = jnp.ones(2, jnp.float32)
     sol = mp.solve(decay, y0, (0.0, 1.0), solver=solver)
@@ -210,6 +213,7 @@ def test_single_precision(solver, single_precision):
     assert sol.sample(KEY, num=2).dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_exactly_known_unknowns_stay_exactly_known():
     """A component that does not move has a zero residual, a zero γ, and nothing to divide by."""
 
@@ -263,6 +267,7 @@ def test_recomputation_changes_nothing(t_span, diffusion):
         again.sample(KEY)
 
 
+@pytest.mark.thorough
 def test_a_million_unknowns_are_sampled_in_the_memory_of_the_samples():
     from millipode.posterior.sampling import Wanted, draw_chain, draw_nodes
 

@@ -146,6 +146,7 @@ def test_an_empty_time_span_returns_y0(save):
 
 
 @pytest.mark.parametrize(("kind", "structure", "diffusion"), FILTERS, ids=name)
+@pytest.mark.wide(quick=6)
 def test_exact_components_and_constant_solutions_work(kind, structure, diffusion):
     """A residual of exactly zero: everywhere, and in one component only (a Dirichlet node)."""
     solver = kind(2, diffusion=diffusion, structure=structure)
@@ -166,6 +167,7 @@ def test_exact_components_and_constant_solutions_work(kind, structure, diffusion
             np.testing.assert_array_equal(sol.std[:, 1], 0)
 
 
+@pytest.mark.thorough
 def test_a_constant_solution_has_finite_gradients():
     def loss(a, solver):
         sol = mp.solve(

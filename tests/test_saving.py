@@ -29,6 +29,7 @@ IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=IDS)
 @pytest.mark.parametrize("t_span", [(0.0, 4.0), (4.0, 0.0)], ids=["forwards", "backwards"])
+@pytest.mark.wide(quick=2)
 def test_end_steps_and_times_tell_the_same_story(solver, t_span):
     steps = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, smooth=False)
     end = mp.solve(lotka_volterra, LOTKA, t_span, solver=solver, save="end")
@@ -145,6 +146,7 @@ def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
     partial = caught.value.solution
     assert caught.value.status == mp.Status.OUT_OF_MEMORY
     assert 10 < partial.t.size < 40 and np.isfinite(partial.mean).all()
+    assert (np.diff(partial.t) > 0).all() and partial.t.size == int(partial.stats.steps) + 1
 
 
 @pytest.mark.parametrize("diffusion", [CONSTANT, CONSTANT_VECTOR], ids=name)

@@ -32,6 +32,7 @@ def copies_of_y(problem, solver, save="end", controller=None, smooth=None, uncer
 
 
 @pytest.mark.parametrize("order", [2, 4])
+@pytest.mark.wide(quick=1)
 def test_kronecker_loop_holds_its_state_and_two_fields(order):
     problem = mp.problems.lorenz96(200_000)
     loop, whole = copies_of_y(problem, mp.EK0(order))
@@ -45,6 +46,7 @@ def test_constant_vector_diffusion_costs_two_more_fields():
     assert loop < 7.01
 
 
+@pytest.mark.thorough
 def test_members_cost_their_states_in_single_precision():
     problem, n = mp.problems.lorenz96(200_000), 4
     plain, _ = copies_of_y(problem, mp.EK0(n - 1))
@@ -62,6 +64,7 @@ def test_save_times_cost_what_they_save():
     assert loop < 6.01 + 10  # ten means; standard deviations are one number each
 
 
+@pytest.mark.thorough
 def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
     """Nothing per step: what is saved, the state, the anchor, and room to work."""
     problem = mp.problems.lorenz96(10**6)
@@ -77,6 +80,7 @@ def test_smoothing_at_ten_times_takes_ten_states_and_sixteen_fields():
     assert total / problem.y0.nbytes < 10 * 4 + 16.01
 
 
+@pytest.mark.thorough
 def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
     """125 000 unknowns: the state is 3 + 6 copies of y."""
     problem = mp.problems.fitzhugh_nagumo(250)
@@ -89,6 +93,7 @@ def test_diagonal_ek1_on_the_fitzhugh_nagumo_pde():
 
 
 @pytest.mark.parametrize(("prior", "copies"), [(None, 21), (mp.IOUP(), 24)], ids=["IWP", "IOUP"])
+@pytest.mark.thorough
 def test_spectral_ek1_on_the_fitzhugh_nagumo_pde(prior, copies):
     """The state is 3 + 6 copies of y; blocks that differ between modes exist in tiles only."""
     problem = mp.problems.fitzhugh_nagumo(128)
@@ -97,6 +102,7 @@ def test_spectral_ek1_on_the_fitzhugh_nagumo_pde(prior, copies):
 
 
 @pytest.mark.parametrize(("boundary", "fields"), [("periodic", 1), ("neumann", 2)])
+@pytest.mark.thorough
 def test_models_of_space_take_their_own_fields_and_room_for_one_transform(boundary, fields):
     """Precisions of modes and, where there are walls, standard deviations; nothing else that lasts."""
     grid = mp.Grid((512, 500), boundary=boundary)
@@ -114,6 +120,7 @@ def test_models_of_space_take_their_own_fields_and_room_for_one_transform(bounda
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1], ids=name)
+@pytest.mark.wide(quick=3)
 def test_nothing_is_gathered_densified_or_copied(kind, order):
     problem = mp.problems.lorenz96(4096)
     known = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
@@ -137,6 +144,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 """
 
 
+@pytest.mark.thorough
 def test_ten_million_unknowns_in_two_and_a_half_gigabytes():
     run = subprocess.run(
         [sys.executable, "-c", TEN_MILLION],

@@ -179,6 +179,7 @@ def test_a_random_field_on_a_fine_grid_is_nearly_a_matern_process():
     np.testing.assert_allclose(have / have[0, 0], want, atol=2e-3)
 
 
+@pytest.mark.thorough
 def test_large_sparse_fields_are_estimated():
     """More points than variances are computed for one by one; on a grid, where they are known."""
     grid = mp.Grid((66, 64), lengths=(66.0, 64.0), boundary="periodic")
@@ -230,6 +231,7 @@ def check_filter(sol, want, gammas):
 @pytest.mark.parametrize(
     "which", ["diagonal", "kernel", "matern", "matern-box", "gmrf-2", "gmrf-3", "sparse"]
 )
+@pytest.mark.wide(quick=4)
 def test_the_filter_is_the_textbook_with_a_left_factor(which, diffusion):
     model, matrix = MODELS[which]
     d = matrix.shape[0]
@@ -286,6 +288,7 @@ def test_the_spectral_filter_is_the_textbook_too(model):
     check_filter(sol, want, sol.diffusion[1:])
 
 
+@pytest.mark.thorough
 def test_smoothing_and_samples_carry_the_model():
     """At given times and at every step: standard deviations and correlations between points are Γ̆'s."""
     grid = mp.Grid((3, 2))
@@ -416,6 +419,7 @@ def test_initial_uncertainty_has_the_model_s_shape():
 
 
 @pytest.mark.parametrize("spectral", [False, True])
+@pytest.mark.wide(quick=1)
 def test_the_evidence_can_be_differentiated_by_the_model(spectral):
     grid = mp.Grid((6, 5))
     y0 = jnp.sin(3 * grid.coordinates[0]) * grid.coordinates[1]

@@ -69,6 +69,7 @@ class DenseWithGiven(mp.EK1):
         (3, DYNAMIC, True, (0.0, 1.0)),
     ],
 )
+@pytest.mark.wide(quick=2)
 def test_it_is_the_dense_ek1_in_another_basis(order, diffusion, coupled, span):
     linear, reaction = (COUPLED, REACTION) if coupled else (LINEAR, np.diag([-1.0, 0.0]))
     sols = [
@@ -104,6 +105,7 @@ def test_it_is_the_dense_ek1_in_another_basis(order, diffusion, coupled, span):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
+@pytest.mark.wide(quick=2)
 def test_no_stiffness_is_too_much(order):
     """The spectral radius of the filter's own recursion, (I − K H) Φ, in its steady state."""
     stiffness = -np.logspace(-2, 8, 41)
@@ -268,6 +270,7 @@ def test_a_refreshed_reaction_is_the_declared_one_where_that_is_constant(refresh
 OPTIONS = dict(solver=mp.SpectralEK1(2, linear=LINEAR), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_all_that_solve_offers():
     times = jnp.array([0.2, 0.5, 1.0])
     whole = mp.solve(reaction_diffusion, start(), (0.0, 1.0), **OPTIONS)
@@ -290,6 +293,7 @@ def test_all_that_solve_offers():
         assert bias.max() < 5 / np.sqrt(2000)
 
 
+@pytest.mark.thorough
 def test_transformations():
     def final(scale):
         y0 = jax.tree.map(lambda x: scale * x, start())

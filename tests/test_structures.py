@@ -33,6 +33,7 @@ Y0 = {"u": jnp.array([1.0, -0.5]), "v": jnp.array([[0.3, 0.9], [0.1, -1.2]])}
     ],
     ids=name,
 )
+@pytest.mark.wide(quick=2)
 def test_structures_agree_on_a_pytree(kind, diffusion, structures):
     first, *others = (
         mp.solve(

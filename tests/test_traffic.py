@@ -31,6 +31,7 @@ def passes(solver, y0=PROBLEM.y0, **options):
     ],
     ids=["EK0(2)", "EK0(4)", "float32", "constant vector", "times", "smoothed times", "DiagonalEK1"],
 )
+@pytest.mark.wide(quick=4)
 def test_a_step_makes_no_more_passes_than_recorded(solver, options, recorded):
     measured = passes(solver, **options)
     # If it became less, record it.
@@ -38,6 +39,7 @@ def test_a_step_makes_no_more_passes_than_recorded(solver, options, recorded):
 
 
 @pytest.mark.parametrize("save", ["end", "steps", (0.25, 0.5)], ids=["end", "steps", "times"])
+@pytest.mark.wide(quick=2)
 def test_a_problem_is_traced_once(save):
     traces = 0
 

@@ -31,6 +31,7 @@ GRADIENTS = [
 @pytest.mark.parametrize(
     ("solver", "save", "controller"), GRADIENTS, ids=lambda x: name(getattr(x, "diffusion", x))[:20]
 )
+@pytest.mark.wide(quick=2)
 def test_gradients_agree_with_finite_differences(solver, save, controller):
     """Of mean, standard deviation and evidence, in forward and reverse mode, by args and by y0."""
     save = save if isinstance(save, str) else jnp.array(save)
@@ -90,6 +91,7 @@ def test_closed_over_values_are_differentiated():
     [mp.EK0(2), mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), mp.EK1(2)],
     ids=lambda s: type(s).__name__,
 )
+@pytest.mark.wide(quick=1)
 def test_vmap_is_a_loop_over_solves(solver):
     batch = jnp.stack([P, 1.5 * P, 0.2 * P])
     times = jnp.array([0.4, 1.7, 2.0])
@@ -114,6 +116,7 @@ def test_vmap_over_initial_values():
     np.testing.assert_allclose(jax.vmap(one)(starts)[1], one(starts[1]), rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_vmapped_gradients():
     def loss(p):
         return jnp.sum(mp.solve(lotka_volterra, Y0, (0.0, 1.0), args=p, solver=mp.EK0(2), save="end").mean)

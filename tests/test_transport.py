@@ -51,6 +51,7 @@ def solve(f, y0, solver, uncertainty, **options):
 
 @pytest.mark.parametrize("diffusion", ALL, ids=name)
 @pytest.mark.parametrize("kind", [mp.EK0, mp.DiagonalEK1])
+@pytest.mark.wide(quick=3)
 def test_white_members_have_the_covariance_of_josephs_recursion(kind, diffusion):
     sol = solve(nonlinear, Y0, kind(2, diffusion=diffusion), WHITE)
     textbook = oracle.ode_filter(
@@ -135,6 +136,7 @@ def test_the_remainder_is_the_integral_of_the_transition(prior, h):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.wide(quick=2)
 def test_the_defect_of_a_polynomial_is_found_and_so_is_its_error(order):
     """If y^(ν+1) is constant, residuals tell it exactly, and what members spread by is the error itself."""
     top = np.array([2.0, -3.0])
@@ -186,6 +188,7 @@ WITH_NOISE = [(solver, "defect") for solver in SOLVERS] + [("EK0", "white"), ("I
 
 
 @pytest.mark.parametrize(("solver", "noise"), WITH_NOISE)
+@pytest.mark.wide(quick=2)
 def test_every_solver_and_way_of_saving(solver, noise):
     uncertainty = mp.Transported(8, noise=noise)
     options = {"solver": SOLVERS[solver], "rtol": 1e-4, "atol": 1e-6, "uncertainty": uncertainty}
@@ -267,6 +270,7 @@ def test_pytrees_float32_and_backwards_in_time(single_precision):
     assert sol.members["b"].shape == (4, len(sol.t)) and bool(jnp.all(sol.std["a"][-1] > 0))
 
 
+@pytest.mark.thorough
 def test_jit_vmap_and_gradients():
     uncertainty = mp.Transported(4)
 
@@ -373,6 +377,7 @@ np.testing.assert_allclose(sol.std, std().std, rtol=1e-3)
 """
 
 
+@pytest.mark.thorough
 def test_members_can_be_spread_over_devices():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -395,6 +400,7 @@ def test_the_basis_is_left_where_there_is_one():
 
 
 @pytest.mark.parametrize("noise", ["defect", "white"])
+@pytest.mark.wide(quick=1)
 def test_the_unit_of_time_does_not_matter(noise):
     """High derivatives of fast problems are beyond single precision, but members are not."""
     unit, solver, uncertainty = 1e-9, mp.EK0(7), mp.Transported(4, noise=noise)

@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from millipode.filter.control import Controller, positive_step
 from millipode.filter.ensemble import Transported
-from millipode.linalg.arguments import as_integer
+from millipode.linalg.arguments import positive_integer
 from millipode.linalg.fields import Field, dtype, same_structure
 from millipode.solvers import Solver
 from millipode.xla.tracing import is_traced
@@ -214,7 +214,7 @@ def controller(given: Any, default: Controller, kind: Any) -> Controller:
 
 def max_steps(number: Any) -> int:
     """The bound on attempts."""
-    return as_integer(number, "max_steps", 1)
+    return positive_integer(number, "max_steps")
 
 
 def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:

@@ -40,11 +40,9 @@ class Needs(NamedTuple):
         """Those of a state like y0."""
         d, n, item = size(y0), solver.order + 1, dtype(y0).itemsize
         storage = STRUCTURES[solver.structure].storage(d, n, solver.components)
-        # With one γ per unknown, standard deviations are fields whatever the structure; γ is saved if dynamic.
+        # With one γ per unknown, standard deviations are fields in every structure; γ is saved if dynamic.
         per_unknown = solver.diffusion.vector
-        marginal = (d if per_unknown else storage.std) + (
-            d if per_unknown and solver.diffusion.is_dynamic else 0
-        )
+        marginal = d * (1 + solver.diffusion.is_dynamic) if per_unknown else storage.std
         members = 0 if uncertainty is None else uncertainty.members * d * np.dtype(KIND).itemsize
         return cls(
             per_state=(n * d + storage.root + marginal) * item,

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from millipode import parts
 from millipode.filter.calibration import Diffusion
-from millipode.linalg.arguments import as_integer
+from millipode.linalg.arguments import positive_integer
 from millipode.linalg.fields import Field
 from millipode.model.linearisation import (
     FirstOrder,
@@ -255,7 +255,7 @@ class SpectralEK1(Solver):
                 "part, use mp.DiagonalEK1."
             )
         self.linear = linear
-        self.refresh = None if refresh is None else as_integer(refresh, "refresh", 1)
+        self.refresh = None if refresh is None else positive_integer(refresh, "refresh")
         self.diffusion = parts.diffusion(diffusion)
         self.spatial = parts.spatial(spatial, self.diffusion)
         why = "SpectralEK1 is not Kronecker: the gain differs between modes as their eigenvalues do."

@@ -88,13 +88,15 @@ def solve(
         ),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="How large: unknowns, or cells along each side, such as 64 or 64x32.")
+        str | None, typer.Option(help="The number of unknowns, or of cells along each side: 64 or 64x32.")
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter of the problem; as often as needed."),
+        typer.Option(metavar="NAME=VALUE", help="A parameter of the problem; can be repeated."),
     ] = None,
-    t1: Annotated[float | None, typer.Option(help="Where to stop, if not at the problem's own end.")] = None,
+    t1: Annotated[
+        float | None, typer.Option(help="The end of the time span, if not the problem's own.")
+    ] = None,
     solver: Annotated[
         SolverName | None,
         typer.Option(help="By default spectral-ek1 for PDEs on grids, ek1 for a few unknowns, else ek0."),
@@ -105,13 +107,13 @@ def solve(
     rtol: Annotated[float, typer.Option(help="Relative tolerance.")] = 1e-3,
     atol: Annotated[float, typer.Option(help="Absolute tolerance.")] = 1e-6,
     diffusion: Annotated[
-        DiffusionName | None, typer.Option(help="How the prior's scale is calibrated; dynamic by default.")
+        DiffusionName | None, typer.Option(help="How γ of the prior is calibrated; dynamic by default.")
     ] = None,
     save_at: Annotated[
         str | None,
         typer.Option(
             metavar="5|T,T,...|steps|end",
-            help="How many times to save, or just these, such as 0,0.5,1; or 'steps', or 'end'. By default "
+            help="How many times to save, or which times, such as 0,0.5,1; or 'steps', or 'end'. By default "
             "5 for fields, and every step for a few unknowns.",
         ),
     ] = None,
@@ -125,19 +127,19 @@ def solve(
         int,
         typer.Option(
             min=0,
-            help="Members of the error, transported by the true Jacobian: honest standard deviations over "
-            "long times. 16 are plenty; 0 for those of the filter.",
+            help="The number of ensemble members, which make standard deviations reliable over long times. "
+            "16 are plenty; 0 for the filter's own standard deviations.",
         ),
     ] = 0,
-    samples: Annotated[int, typer.Option(min=0, help="Joint samples to write along.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
+    samples: Annotated[int, typer.Option(min=0, help="The number of joint samples to write.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the samples.")] = 0,
     float32: Annotated[bool, typer.Option("--float32", help="Single precision.")] = False,
-    max_steps: Annotated[int, typer.Option(min=1, help="The bound on attempted steps.")] = 1_000_000,
+    max_steps: Annotated[int, typer.Option(min=1, help="The largest number of attempted steps.")] = 1_000_000,
     animate: Annotated[
         Movie | None,
         typer.Option(
-            help="Also write an animation of a field, a GIF if nothing else is said; 60 times unless "
-            "--save-at says."
+            help="Also write an animation of a field, by default as a GIF with 60 times unless --save-at "
+            "sets others."
         ),
     ] = None,
     file_format: Annotated[Format, typer.Option("--format", help="NetCDF or Zarr.")] = Format.nc,
@@ -147,8 +149,8 @@ def solve(
 ) -> None:
     """Solve a problem; write solution.nc, solution.png and summary.json.
 
-    Exit codes: 0 solved, 1 the solver failed or was interrupted (what it had saved is written all the same),
-    2 bad usage.
+    Exit codes: 0 if the problem was solved, 1 if the solver failed or was interrupted (what was saved until
+    then is written nevertheless), 2 for bad usage.
     """
     import jax
 
@@ -196,9 +198,9 @@ def reproduce(
     ] = False,
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("out/paper"),
 ) -> None:
-    """Measure a figure of the paper again: PNG, JSON, and what was claimed beside what was measured.
+    """Measure a figure of the paper again, and compare the paper's claims with the measurements.
 
-    A run that was interrupted goes on where it was: data points are kept in the folder.
+    An interrupted run continues where it stopped: data points are stored in the folder.
     """
     import jax
 
@@ -235,19 +237,19 @@ def reproduce(
 
 @app.command()
 def problems() -> None:
-    """What problems there are, with their equations."""
+    """List all problems, with their equations."""
     typer.echo(catalogue.list_problems())
 
 
 @app.command()
 def solvers() -> None:
-    """What solvers there are, and what they know of the Jacobian."""
+    """List all solvers, and what they know of the Jacobian."""
     typer.echo(catalogue.list_solvers())
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """What to paste into a bug report: versions, devices, memory, bandwidth."""
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
+    """Print versions, devices, memory and bandwidth, for a bug report."""
     from millipode.cli.doctor import as_text, report
 
     found = report()

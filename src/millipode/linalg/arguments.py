@@ -23,6 +23,14 @@ def as_integer(x: Any, name: str, least: int | None = None) -> int:
     return number
 
 
+def positive_integer(x: Any, name: str) -> int:
+    """A positive integer; raise ``ValueError`` for anything else."""
+    try:
+        return as_integer(x, name, 1)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a positive integer, got {x!r}.") from None
+
+
 def is_number(x: Any) -> bool:
     """Whether x is a plain number that is known, and not a flag."""
     return isinstance(x, int | float | np.number) and x is not True and x is not False

@@ -8,6 +8,9 @@ from jaxtyping import Array, Float
 from millipode.linalg.batches import Block, each, few
 from millipode.linalg.fields import safe_divide
 
+# Up to this size, a system is a short program when it is unrolled, too.
+TINY = 3
+
 
 def solve_upper(
     triangle: Block, right: Block, *, transposed: bool = False, known: float = 0.0, library: bool = False
@@ -26,7 +29,7 @@ def solve_upper(
     right = right.astype(jnp.result_type(triangle, right))
     if library:
         return _by_library(triangle, right, transposed, known)
-    if few(triangle):
+    if few(triangle) and triangle.shape[0] > TINY:
         return each(lambda r, b: _in_a_loop(r, b, transposed, known), triangle, right)
     return _unrolled(triangle, right, transposed, known)
 

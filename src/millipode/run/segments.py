@@ -30,10 +30,10 @@ def in_segments(packed: Packed, y0: Field, budget: int, progress: bool | Show) -
                 break
             assert carry.record is not None
             if plan.in_segments and not plan.has_room(carry.record):
-                full_records.append(carry.record)
-                if sum(x.nbytes for x in jax.tree.leaves(full_records)) > budget:
+                if sum(x.nbytes for x in jax.tree.leaves((full_records, carry.record))) > budget:
                     carry = ended(carry, Status.OUT_OF_MEMORY)
                     break
+                full_records.append(carry.record)
                 carry = carry._replace(record=programs.empty_record(packed, carry))
         pace.limit(carry)
     if not plan.in_segments:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental import sparse
 from jaxtyping import Array, ArrayLike, Float
 
-from millipode.linalg.arguments import as_integer, as_positive, check_positive
+from millipode.linalg.arguments import as_positive, check_positive, positive_integer
 from millipode.pde.grids import Grid
 from millipode.spatial.matern import Stationary, check_grid
 from millipode.spatial.protocol import Spatial
@@ -119,8 +119,8 @@ class SparseField(Spatial):
         if method not in ("cholesky", "matrix-free"):
             raise ValueError(f"GMRF: method must be 'cholesky' or 'matrix-free', got {method!r}.")
         probes, iterations = (
-            as_integer(probes, "GMRF: probes", 1),
-            as_integer(iterations, "GMRF: iterations", 1),
+            positive_integer(probes, "GMRF: probes"),
+            positive_integer(iterations, "GMRF: iterations"),
         )
         key = jax.random.key(0) if key is None else key
         self.precision = sparse.BCOO.from_scipy_sparse(matrix).sum_duplicates()
