@@ -95,7 +95,8 @@ class EK0(Solver):
         prior: in place of ``mp.IWP(order)``: ``mp.IOUP(rate=...)`` or ``mp.MaternProcess(...)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
 
-    >>> EK0(order=3).structure, EK0(diffusion=DynamicDiffusion(vector=True)).structure
+    >>> import millipode as mp
+    >>> mp.EK0(order=3).structure, mp.EK0(diffusion=mp.DynamicDiffusion(vector=True)).structure
     ('kronecker', 'blockdiagonal')
     """
 

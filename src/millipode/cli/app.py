@@ -15,7 +15,7 @@ except ImportError as error:
     raise SystemExit("The millipode command needs typer: pip install 'millipode[cli]'.") from error
 
 from millipode import __version__
-from millipode.cli import catalogue
+from millipode.cli import catalogue, options
 from millipode.cli.catalogue import UsageError
 from millipode.run.progress import Interruption
 
@@ -25,25 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-SolverName = enum.Enum("SolverName", {name: name for name in catalogue.SOLVERS}, type=str)  # type: ignore[misc]
-DiffusionName = enum.Enum(  # type: ignore[misc]
-    "DiffusionName", {name: name for name in catalogue.DIFFUSIONS}, type=str
-)
-
-
-class Format(enum.StrEnum):
-    """The file formats of the dataset."""
-
-    nc = "nc"
-    zarr = "zarr"
-
-
-class Movie(enum.StrEnum):
-    """The file formats of the animation."""
-
-    gif = "gif"
-    mp4 = "mp4"
 
 
 class Figure(enum.StrEnum):
@@ -74,78 +55,29 @@ def millipode(
 
 @app.command()
 def solve(
-    problem: Annotated[
-        str | None, typer.Argument(help="A problem of the library; 'millipode problems' lists them.")
-    ] = None,
+    problem: options.Problem = None,
     *,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="FILE.PY:NAME",
-            help="Your own problem instead: an mp.problems.Problem, or a function that returns one, in a "
-            "file or a module.",
-        ),
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(help="The number of unknowns, or of cells along each side: 64 or 64x32.")
-    ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A parameter of the problem; can be repeated."),
-    ] = None,
-    t1: Annotated[
-        float | None, typer.Option(help="The end of the time span, if not the problem's own.")
-    ] = None,
-    solver: Annotated[
-        SolverName | None,
-        typer.Option(help="By default spectral-ek1 for PDEs on grids, ek1 for a few unknowns, else ek0."),
-    ] = None,
-    order: Annotated[
-        int | None, typer.Option(min=1, max=11, help="ν, the number of derivatives in the state.")
-    ] = None,
-    rtol: Annotated[float, typer.Option(help="Relative tolerance.")] = 1e-3,
-    atol: Annotated[float, typer.Option(help="Absolute tolerance.")] = 1e-6,
-    diffusion: Annotated[
-        DiffusionName | None, typer.Option(help="How γ of the prior is calibrated; dynamic by default.")
-    ] = None,
-    save_at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="5|T,T,...|steps|end",
-            help="How many times to save, or which times, such as 0,0.5,1; or 'steps', or 'end'. By default "
-            "5 for fields, and every step for a few unknowns.",
-        ),
-    ] = None,
-    smooth: Annotated[
-        bool | None,
-        typer.Option(
-            help="Condition on all steps (unless there are members), or only on those before each time."
-        ),
-    ] = None,
-    members: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="The number of ensemble members, which make standard deviations reliable over long times. "
-            "16 are plenty; 0 for the filter's own standard deviations.",
-        ),
-    ] = 0,
-    samples: Annotated[int, typer.Option(min=0, help="The number of joint samples to write.")] = 0,
-    seed: Annotated[int, typer.Option(help="The seed of the samples.")] = 0,
-    float32: Annotated[bool, typer.Option("--float32", help="Single precision.")] = False,
-    max_steps: Annotated[int, typer.Option(min=1, help="The largest number of attempted steps.")] = 1_000_000,
-    animate: Annotated[
-        Movie | None,
-        typer.Option(
-            help="Also write an animation of a field, by default as a GIF with 60 times unless --save-at "
-            "sets others."
-        ),
-    ] = None,
-    file_format: Annotated[Format, typer.Option("--format", help="NetCDF or Zarr.")] = Format.nc,
-    plot: Annotated[bool, typer.Option(help="Draw a picture.")] = True,
-    out: Annotated[Path | None, typer.Option(help="The folder to write to; out/PROBLEM by default.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    source: options.Source = None,
+    size: options.Size = None,
+    param: options.Param = None,
+    t1: options.T1 = None,
+    solver: options.Solver = None,
+    order: options.Order = None,
+    rtol: options.Rtol = 1e-3,
+    atol: options.Atol = 1e-6,
+    diffusion: options.Diffusion = None,
+    save_at: options.SaveAt = None,
+    smooth: options.Smooth = None,
+    members: options.Members = 0,
+    samples: options.Samples = 0,
+    seed: options.Seed = 0,
+    float32: options.Float32 = False,
+    max_steps: options.MaxSteps = 1_000_000,
+    animate: options.Animate = None,
+    file_format: options.FileFormat = options.Format.nc,
+    plot: options.Plot = True,
+    out: options.Out = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Solve a problem; write solution.nc, solution.png and summary.json.
 
@@ -309,7 +241,7 @@ def explicit(words: list[str]) -> list[str]:
     """
     found = []
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        found += [word, "gif"] if word == "--animate" and following not in list(Movie) else [word]
+        found += [word, "gif"] if word == "--animate" and following not in list(options.Movie) else [word]
     return found
 
 

@@ -13,6 +13,7 @@ from millipode.run import programs
 from millipode.run.loop import Carry, Outcome, Setup
 from millipode.run.packing import Packed
 from millipode.run.progress import Interruption, Progress, ProgressBar, Show
+from millipode.save.protocol import Record
 from millipode.smooth.bridge import Gaussian
 from millipode.status import RUNNING, Status
 
@@ -20,7 +21,7 @@ from millipode.status import RUNNING, Status
 def in_segments(packed: Packed, y0: Field, budget: int, progress: bool | Show) -> Outcome:
     """Advance in as many compiled segments as saving and the progress bar ask for."""
     plan = packed.setup.plan
-    full_records = []
+    full_records: list[Record] = []
     carry = programs.begin(packed, y0)
     with Pace(packed.setup, progress) as pace:
         while True:
