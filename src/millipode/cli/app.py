@@ -53,6 +53,19 @@ def millipode(
     """Solve differential equations with uncertainty, from one unknown to tens of millions."""
 
 
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Exit with a message and a code for bad usage, and for Ctrl-C before there was anything to save."""
+    try:
+        yield
+    except UsageError as error:
+        typer.echo(f"millipode: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted before there was anything to save.", err=True)
+        raise typer.Exit(1) from None
+
+
 @app.command()
 def solve(
     problem: options.Problem = None,
@@ -91,7 +104,7 @@ def solve(
     _without_a_screen()
     from millipode.cli import solving
 
-    try:
+    with _errors_told():
         name, given, parameters = catalogue.chosen(problem, source, size, param or [])
         given = solving.span(given, t1, float32)
         kinds = (solver and solver.value, diffusion and diffusion.value)
@@ -111,12 +124,6 @@ def solve(
             solution, seconds = solving.run(job)
             with Interruption():  # so that no file is left half written
                 summary = solving.write(job, outputs, solution, seconds)
-    except UsageError as error:
-        typer.echo(f"millipode: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("Interrupted before there was anything to save.", err=True)
-        raise typer.Exit(1) from None
     _tell(summary, folder)
     if not summary["success"]:
         raise typer.Exit(1)

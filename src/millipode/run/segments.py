@@ -29,12 +29,13 @@ def in_segments(packed: Packed, y0: Field, budget: int, progress: bool | Show) -
             carry = pace.judged(carry)
             if pace.is_over(carry):
                 break
-            assert carry.record is not None
-            if plan.in_segments and not plan.has_room(carry.record):
-                if sum(x.nbytes for x in jax.tree.leaves((full_records, carry.record))) > budget:
+            record = carry.record
+            assert record is not None
+            if plan.in_segments and not plan.has_room(record):
+                if sum(x.nbytes for x in jax.tree.leaves((full_records, record))) > budget:
                     carry = ended(carry, Status.OUT_OF_MEMORY)
                     break
-                full_records.append(carry.record)
+                full_records.append(record)
                 carry = carry._replace(record=programs.empty_record(packed, carry))
         pace.limit(carry)
     if not plan.in_segments:
