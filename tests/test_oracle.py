@@ -14,6 +14,7 @@ LINEARISATION = {"EK0": "ek0", "DiagonalEK1": "diagonal", "EK1": "ek1"}
 
 
 @pytest.mark.parametrize(("kind", "structure", "diffusion"), FILTERS, ids=name)
+@pytest.mark.wide(quick=12)
 def test_filter_equals_the_textbook_on_an_adaptive_grid(kind, structure, diffusion):
     solver = kind(NU, diffusion=diffusion, structure=structure, initialise="taylor")
     options = dict(solver=solver, rtol=1e-2, atol=1e-3)

@@ -148,7 +148,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("problem", "kind", "structure", "diffusion", "order"), EXACT, ids=name)
-@pytest.mark.wide(quick=5)
+@pytest.mark.wide(quick=3)
 def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, diffusion, order):
     f, a, g, derivatives = PROBLEMS[problem]
     solver = kind(order, structure=structure, diffusion=diffusion, initialise="taylor")
@@ -322,7 +322,7 @@ def test_unknowns_are_independent_and_neighbouring_times_are_not():
     np.testing.assert_array_equal(sol.sample(jax.random.key(3), num=num) - sol.mean, deviations)
 
 
-@pytest.mark.wide(quick=1)
+@pytest.mark.thorough
 def test_pytrees():
     def f(t, y):
         a, [b, c] = y

@@ -269,6 +269,7 @@ def test_another_rate_compiles_nothing():
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.thorough
 def test_single_precision_while_double_is_allowed():
     y0 = jnp.asarray(Y0, jnp.float32)
     for prior in (

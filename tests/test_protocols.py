@@ -224,7 +224,7 @@ def test_own_parts_work_with_every_save_mode_and_question(make):
 
 @pytest.mark.parametrize("save", ["end", TIMES], ids=["end", "times"])
 @pytest.mark.parametrize("make", OWN, ids=lambda make: make.__name__)
-@pytest.mark.wide(quick=2)
+@pytest.mark.wide(quick=1)
 def test_functions_inside_of_own_parts_are_differentiated_in_both_modes(make, save):
     def value(a):
         sol = mp.solve(f, Y0, (0.0, 0.65), solver=make(a), save=save, **FIXED)

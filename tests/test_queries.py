@@ -36,6 +36,7 @@ def end():
     return mp.solve(decay, jnp.ones(2), (0.0, 1.0), solver=SOLVER, save="end")
 
 
+@pytest.mark.wide(quick=1)
 def test_shapes(steps, chain):
     at_one, at_many = steps(0.3), steps([[0.1, 0.2, 0.9]])
     assert at_one.mean.shape == (2,) and at_one.t.shape == () and at_many.std.shape == (1, 3, 2)

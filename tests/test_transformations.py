@@ -31,7 +31,7 @@ GRADIENTS = [
 @pytest.mark.parametrize(
     ("solver", "save", "controller"), GRADIENTS, ids=lambda x: name(getattr(x, "diffusion", x))[:20]
 )
-@pytest.mark.wide(quick=2)
+@pytest.mark.wide(quick=1)
 def test_gradients_agree_with_finite_differences(solver, save, controller):
     """Of mean, standard deviation and evidence, in forward and reverse mode, by args and by y0."""
     save = save if isinstance(save, str) else jnp.array(save)
