@@ -206,7 +206,8 @@ def solver(given: Any, default: Solver) -> Solver:
 
 def controller(given: Any, default: Controller, kind: Any) -> Controller:
     """A controller in the precision of y, or the default for None."""
-    given = default if given is None else given
+    if given is None:
+        return default
     if not isinstance(given, Controller):
         raise TypeError(f"controller must be mp.PIController or mp.FixedStep, got {given!r}.")
     return given.fitted(kind)

@@ -1,6 +1,9 @@
 """What fits into memory: every large allocation is planned here, before any work is done."""
 
+import math
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +17,8 @@ from millipode.solvers import Solver
 
 # Saving every step of an adaptive solve is planned for about this many steps.
 TYPICAL_STEPS = 1000
+# This many bytes are always available.
+LITTLE = 2**20
 
 
 class Needs(NamedTuple):
@@ -62,7 +67,7 @@ class Needs(NamedTuple):
 
 def check_working(needs: Needs, y0: Field, solver: Solver) -> None:
     """Refuse a covariance that cannot fit."""
-    if needs.working > available():
+    if not fits(needs.working):
         raise ValueError(
             f"A {solver.structure} covariance for {size(y0)} unknowns and order {solver.order} needs about "
             f"{gigabytes(needs.working)}, and {gigabytes(available())} is available. Use mp.EK0 or "
@@ -72,14 +77,14 @@ def check_working(needs: Needs, y0: Field, solver: Solver) -> None:
 
 def check_members(needs: Needs, uncertainty: Transported, y0: Field, order: int, times: int) -> None:
     """Refuse an ensemble that cannot fit, or cannot be saved at this number of times."""
-    if needs.members > available():
+    if not fits(needs.members):
         raise ValueError(
             f"{uncertainty.members} members of {size(y0)} unknowns and order {order} take "
             f"{gigabytes(needs.members)}, and {gigabytes(available())} is available. Use fewer members or "
             "a lower order."
         )
     kept = times * needs.per_saved_members
-    if needs.members + kept > available():
+    if not fits(needs.members + kept):
         raise ValueError(
             f"{uncertainty.members} members at {times} times take {gigabytes(kept)}, and "
             f"{gigabytes(available())} is available. Save fewer times, or use fewer members."
@@ -121,9 +126,31 @@ def expected_steps(controller: Controller, span: float, max_steps: int, bounded:
     return min(max_steps, controller.expected_steps(span, TYPICAL_STEPS))
 
 
+def fits(needed: int) -> bool:
+    """Whether this many bytes are available."""
+    return needed <= LITTLE or needed <= available()
+
+
 def available() -> int:
-    """The free memory of this machine, or of the container that the process runs in; in bytes."""
-    return max(0, min([_free_on_machine(), *_free_in_groups()]))
+    """The free memory of this machine, or of the container that the process runs in; in bytes.
+
+    It is looked up at most once a second, because that takes longer than a small solve.
+    """
+    now = time.monotonic()
+    if not now - _last.when < 1:
+        _last.when, _last.free = now, max(0, min([_free_on_machine(), *_free_in_groups()]))
+    return _last.free
+
+
+@dataclass
+class _Look:
+    """The last look at the free memory: when it was, and what it found."""
+
+    when: float = -math.inf
+    free: int = 0
+
+
+_last = _Look()
 
 
 def _free_on_machine() -> int:
