@@ -111,7 +111,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     few = quick()
     rows = measure(few)
-    publish("spatial", "What do models of space cost?", rows, draw(rows), claims(rows), few)
+    publish("spatial", "What do spatial covariances cost?", rows, draw(rows), claims(rows), few)
 
 
 if __name__ == "__main__":

@@ -330,7 +330,7 @@ class EK1(Solver):
         if self.diffusion.vector:
             raise ValueError(
                 "EK1 has no vector-valued diffusion: a full Jacobian couples the unknowns, so the "
-                "scales γ_i have no separate quasi-MLEs (the paper's Proposition 1 needs a diagonal "
+                "γ_i have no separate quasi-MLEs (the paper's Proposition 1 needs a diagonal "
                 "one). Use vector=False, or mp.DiagonalEK1."
             )
         if structure not in (None, "dense"):

@@ -136,7 +136,7 @@ class Members(NamedTuple):
 
     @property
     def of_y(self) -> Field:
-        """All members of the error of y."""
+        """The errors of y of all members, with their axis in front."""
         return jax.tree.map(lambda *x: jnp.concatenate(x), *(chunk[0] for chunk in self.chunks))
 
 
