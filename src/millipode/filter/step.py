@@ -53,8 +53,7 @@ def judge(model: Filter, state: State, p: Prediction, r: Residual, c: Calibratio
     """The local error in units of the tolerance, measured in space.
 
     It is E = h γ̂ √(H Σ Hᵀ), or h |z| if every unknown has its own γ̂. For stiff modes both overstate the
-    error by
-    |hλ|, so in another basis it is the correction of y itself.
+    error by the factor |hλ|, so in another basis it is the correction of y itself.
     """
     basis, h = model.basis, model.information.in_units_of_y(p.h)
     if not basis.is_trivial:

@@ -1,8 +1,8 @@
 """Fixed-point smoothing: the posterior of earlier states while the filter runs, with nothing stored per step.
 
-An *anchor* remembers one earlier state X and how it depends on the
-present one, X | Y(t) ~ N(E[X] + G (Y(t) − E[Y(t)]), P). A residual that moves the filter's mean by −K z then
-moves that of X by −G K z: one more field is read per step, and memory does not grow with the number of steps.
+An *anchor* remembers one earlier state X and how it depends on the present one, X | Y(t) ~ N(E[X] + G (Y(t)
+− E[Y(t)]), P). A residual that moves the filter's mean by −K z then moves that of X by −G K z: one more
+field is read per step, and memory does not grow with the number of steps.
 """
 
 from typing import NamedTuple
