@@ -15,6 +15,7 @@ from millipode.linalg.jacobians import (
     ProductJacobian,
     ZeroJacobian,
 )
+from millipode.pde.linear import InBasis
 
 RNG = np.random.default_rng(4)
 TREE = {"a": jnp.asarray(RNG.normal(size=3)), "b": jnp.asarray(RNG.normal(size=(2, 2)))}
@@ -60,6 +61,10 @@ def test_every_kind_is_its_matrix(jacobian, like):
     # GMRES stops at the root of the precision, all others at the precision.
     tolerance = 1e-7 if isinstance(jacobian, ProductJacobian) else 1e-11
     np.testing.assert_allclose((np.eye(d) - 0.05 * matrix) @ solved, flat(x), rtol=0, atol=tolerance)
+    if not isinstance(jacobian, InBasis):  # a field in space is no diagonal matrix in modes
+        c = jax.tree.map(lambda x: 0.05 * jnp.cos(3 * x), like)
+        solved = flat(jacobian.solve(c, x))
+        np.testing.assert_allclose((np.eye(d) - matrix * flat(c)) @ solved, flat(x), rtol=0, atol=tolerance)
     less = jacobian.minus(jnp.asarray(0.3)).to_dense(like)
     np.testing.assert_allclose(less, matrix - 0.3 * np.eye(d), rtol=1e-11, atol=1e-12)
 
@@ -100,5 +105,11 @@ def test_observations_are_e1_minus_f_e0(jacobian, like):
     want = flat(slope) - np.asarray(jacobian.to_dense(like)) @ flat(value)
     observation = Observation(jacobian)
     np.testing.assert_allclose(flat(observation.of(value, slope)), want, rtol=1e-11, atol=1e-12)
+    if not isinstance(jacobian, InBasis):
+        direction = (jax.tree.map(lambda x: 0.05 * jnp.cos(3 * x), like), jnp.asarray(0.5))
+        w = Observation(jacobian.damping()).explain(slope, direction)
+        ratio = jax.tree.map(lambda v, w: v / 0.5 * w, direction[0], w)
+        back = flat(Observation(jacobian.damping()).of(ratio, w))
+        np.testing.assert_allclose(back, flat(slope), rtol=0, atol=1e-7)
     dense = observation.matrix(like).of(jnp.concatenate([flat(value), flat(slope)])[None])[0]
     np.testing.assert_allclose(dense, want, rtol=1e-11, atol=1e-12)

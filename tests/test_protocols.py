@@ -276,3 +276,39 @@ def test_an_own_jacobian_needs_no_more_than_its_products():
 def test_a_solution_with_own_functions_inside_leaves_jit():
     sol = jax.jit(lambda y: mp.solve(f, y, (0.0, 0.6), solver=with_prior(0.7), save=TIMES))(Y0)
     assert sol.sample(jax.random.key(0), 2).shape == (2, 3, D)
+
+
+class Rotated(mp.basis.Basis):
+    """An orthonormal matrix, as an array."""
+
+    matrix: jax.Array
+
+    def to_modes(self, y):
+        return self.matrix.T @ y
+
+    def from_modes(self, modes):
+        return self.matrix @ modes
+
+    def variance(self, variances):
+        return self.matrix**2 @ variances
+
+
+def test_a_batch_of_solutions_has_a_batch_of_bases():
+    matrices = jnp.stack([jnp.linalg.qr(jax.random.normal(jax.random.key(i), (D, D)))[0] for i in range(3)])
+
+    def solved(matrix, **options):
+        solver = mp.SpectralEK1(2, linear=(Rotated(matrix), -jnp.arange(1.0, D + 1)))
+        return mp.solve(f, Y0, (0.0, 0.65), solver=solver, save=TIMES, **FIXED, **options)
+
+    for options in ({}, {"uncertainty": mp.Transported(4)}):
+        batch = jax.vmap(lambda m, options=options: solved(m, **options))(matrices)
+        for i, matrix in enumerate(matrices):
+            one = solved(matrix, **options)
+            np.testing.assert_allclose(batch.mean[i], one.mean, rtol=1e-9)
+            np.testing.assert_allclose(batch.std[i], one.std, rtol=1e-5)
+
+
+def test_a_kronecker_covariance_refuses_jacobians_that_differ_between_unknowns():
+    own = Own(mp.IWP(2), mp.DynamicDiffusion(), lambda t: -1.0, structure="kronecker")
+    with pytest.raises(TypeError, match="structure='blockdiagonal'"):
+        mp.solve(f, Y0, (0.0, 0.6), solver=own)

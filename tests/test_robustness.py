@@ -76,6 +76,12 @@ def test_bad_input_is_refused(change, error, message):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (
+            lambda: mp.solve(decay, jnp.ones(1), (0, 1), controller=mp.FixedStep("0.1")),
+            TypeError,
+            "FixedStep",
+        ),
+        (lambda: mp.solve(decay, jnp.ones(1), (0, 1), controller=mp.FixedStep(True)), TypeError, "FixedStep"),
         (lambda: mp.EK0(order=0), ValueError, "order must be from 1 to 11, got 0"),
         (lambda: mp.EK1(order=12), ValueError, "order must be from 1 to 11, got 12"),
         (lambda: mp.DiagonalEK1(order=2.5), TypeError, "order must be an integer"),

@@ -141,6 +141,7 @@ def test_running_out_of_memory_for_steps_keeps_what_was_solved(monkeypatch):
     monkeypatch.setattr(sys.modules["millipode.prepare"], "SEGMENT_STEPS", 8)
     monkeypatch.setattr(memory, "available", lambda: 2 * 20 * 8 * (5 * 2 + 5 * 4 + 1 + 5 * 5))
     monkeypatch.setattr(memory, "TYPICAL_STEPS", 10)
+    monkeypatch.setattr(memory, "LITTLE", 0)
     with pytest.raises(mp.SolveError, match="save=times") as caught:
         mp.solve(lotka_volterra, LOTKA, (0.0, 4.0))
     partial = caught.value.solution

@@ -244,3 +244,31 @@ def test_what_cannot_be_hashed_is_named():
 
     with pytest.raises(TypeError, match=r"must be hashable.*frozen dataclass"):
         mp.solve(Unhashable(), jnp.ones(1), (0.0, 1.0))
+
+
+def test_second_derivatives_are_refused():
+    def value(y):
+        return mp.solve(
+            lambda t, y: -(y**2), y, (0.0, 1.0), save="end", controller=mp.FixedStep(0.25)
+        ).mean.sum()
+
+    y, v = jnp.ones(2), jnp.ones(2)
+    first = lambda y: jax.jvp(value, (y,), (v,))[1]
+    assert np.isfinite(first(y))
+    for second in (
+        lambda: jax.jvp(first, (y,), (v,)),
+        lambda: jax.grad(first)(y),
+        lambda: jax.jvp(jax.grad(value), (y,), (v,)),
+    ):
+        with pytest.raises(NotImplementedError, match="Second derivatives"):
+            second()
+
+
+def test_constants_of_different_types_have_programs_of_their_own():
+    def f(t, y, flag):
+        return -y if flag is True else -2 * y
+
+    ends = [
+        mp.solve(f, jnp.ones(1), (0.0, 1.0), args=a, save="end", rtol=1e-6).mean.item() for a in (True, 1)
+    ]
+    np.testing.assert_allclose(ends, np.exp([-1, -2]), rtol=1e-4)

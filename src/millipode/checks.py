@@ -10,7 +10,7 @@ from jaxtyping import Array, PyTree
 
 from millipode.filter.control import Controller, positive_step
 from millipode.filter.ensemble import Transported
-from millipode.linalg.arguments import positive_integer
+from millipode.linalg.arguments import check_numeric, positive_integer
 from millipode.linalg.fields import Field, dtype, same_structure
 from millipode.solvers import Solver
 from millipode.xla.tracing import is_traced
@@ -34,7 +34,7 @@ def initial_value(y0: PyTree) -> Field:
     if not leaves:
         raise ValueError("y0 is empty: pass an array, or a pytree with at least one array.")
     for leaf in leaves:
-        _check_numeric(leaf, "y0")
+        check_numeric(leaf, "y0")
     if any(np.size(leaf) == 0 for leaf in leaves):
         raise ValueError("y0 has an array without entries; remove it.")
     # Weakly typed arrays count with the dtype they have: jnp.full(3, 1.0) is float64 under x64.
@@ -59,26 +59,6 @@ def _all_finite(x: Any) -> bool:
     return bool((jnp if x.size > 100_000 else np).isfinite(x).all())
 
 
-def _check_numeric(leaf: Any, name: str) -> None:
-    if type(leaf) in (int, float):
-        return
-    try:
-        kind = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-    except TypeError as error:
-        raise TypeError(f"{name} holds a {type(leaf).__name__}, which is not an array of numbers.") from error
-    if kind in (jnp.float64, jnp.float32):
-        return
-    if jnp.issubdtype(kind, jnp.complexfloating):
-        raise TypeError(
-            f"{name} is complex ({kind}), which the Gaussian model does not cover. Split it into "
-            "real and imaginary parts, for example as a dict of two arrays."
-        )
-    if kind == jnp.bool_ or not jnp.issubdtype(kind, jnp.number):
-        raise TypeError(f"{name} has dtype {kind}; pass floating-point numbers.")
-    if kind in (jnp.float16, jnp.bfloat16):
-        raise TypeError(f"{name} has dtype {kind}; the solver needs float32 or float64.")
-
-
 def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
     """The time span (t0, t1) as two scalars."""
     try:
@@ -86,7 +66,7 @@ def time_span(t_span: Any, kind: Any) -> tuple[Array, Array]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"t_span must be a pair (t0, t1), got {t_span!r}.") from error
     for t in (t0, t1):
-        _check_numeric(t, "t_span")
+        check_numeric(t, "t_span")
     if np.ndim(t0) or np.ndim(t1):
         raise ValueError("t_span must hold two scalars.")
     t0, t1 = as_array(t0, kind), as_array(t1, kind)
@@ -124,7 +104,7 @@ def _warn_raised(name: str, floor: float, kind: Any) -> None:
 
 def _tolerance(tolerance: Any, name: str, y0: Field) -> PyTree:
     for leaf in jax.tree.leaves(tolerance):
-        _check_numeric(leaf, name)
+        check_numeric(leaf, name)
     kind = dtype(y0)
     tolerance = jax.tree.map(lambda x: as_array(x, kind), tolerance)
     if not is_traced(tolerance):
@@ -148,7 +128,7 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
     if save is None or isinstance(save, str):
         raise ValueError(f"save must be 'steps', 'end' or an array of times, got {save!r}.")
     for leaf in jax.tree.leaves(save):
-        _check_numeric(leaf, "save")
+        check_numeric(leaf, "save")
     times = as_array(save, t0.dtype)
     if times.ndim != 1 or times.size == 0:
         raise ValueError(
@@ -226,7 +206,6 @@ def first_step(dt0: Any, controller: Controller, kind: Any) -> Array | None:
         raise ValueError(
             f"dt0 has no meaning with mp.{type(controller).__name__}, which already says every step."
         )
-    _check_numeric(dt0, "dt0")
     return positive_step(dt0, "dt0", kind)
 
 

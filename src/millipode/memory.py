@@ -92,7 +92,7 @@ def check_members(needs: Needs, uncertainty: Transported, y0: Field, order: int,
 
 
 def budget_for_steps(needs: Needs, y0: Field, smooth: bool | str, steps: int, bounded: bool) -> int:
-    """The memory (bytes) that ``save="steps"`` may use; refuses what cannot fit.
+    """The memory (bytes) that records of ``save="steps"`` may use; refuses what cannot fit.
 
     Args:
         needs: of the problem.
@@ -102,8 +102,9 @@ def budget_for_steps(needs: Needs, y0: Field, smooth: bool | str, steps: int, bo
         bounded: whether steps are collected as they come; under a transformation, buffers have their full
             length.
     """
-    per_step, budget = needs.per_step(smooth), available() // 2
-    if per_step * steps > budget:
+    per_step = needs.per_step(smooth)
+    is_enough, budget = fits(2 * per_step * steps), max(LITTLE, available() // 2)
+    if not is_enough:
         less = needs.per_marginal * steps
         cheaper = (
             f"smooth='recompute' ({gigabytes(less)}, and a second pass), "
@@ -116,7 +117,9 @@ def budget_for_steps(needs: Needs, y0: Field, smooth: bool | str, steps: int, bo
             f"{gigabytes(budget)} is available for them. Use save=times with the times that matter, "
             f"save='end', {cheaper}or bound the steps with max_steps."
         )
-    return budget
+    # While the steps are collected, their smoothed covariances are still to come.
+    recorded = needs.per_step(False) if smooth != "recompute" else per_step
+    return budget * recorded // per_step
 
 
 def expected_steps(controller: Controller, span: float, max_steps: int, bounded: bool) -> int:
@@ -127,14 +130,18 @@ def expected_steps(controller: Controller, span: float, max_steps: int, bounded:
 
 
 def fits(needed: int) -> bool:
-    """Whether this many bytes are available."""
-    return needed <= LITTLE or needed <= available()
+    """Whether this many bytes are available; looked up again before the answer is no."""
+    if needed <= LITTLE or needed <= available():
+        return True
+    _last.when = -math.inf
+    return needed <= available()
 
 
 def available() -> int:
     """The free memory of this machine, or of the container that the process runs in; in bytes.
 
-    It is looked up at most once a second, because that takes longer than a small solve.
+    It is looked up at most once a second, because that takes longer than a small solve. Systems that do not
+    say what is free are taken for empty.
     """
     now = time.monotonic()
     if not now - _last.when < 1:

@@ -82,7 +82,7 @@ def prepare(
         times = len(save) if np.ndim(save) == 1 else 0
         memory.check_members(needs, uncertainty, y0, solver.order, times)
     # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
-    args = jax.tree.map(lambda x: np.asarray(x, kind) if type(x) is float else x, args)
+    args = jax.tree.map(lambda x: np.asarray(x, kind) if isinstance(x, float | np.floating) else x, args)
     field = VectorField(f, args, _sign(t0, t1, kind))
     information = FirstOrderODE(field, linearisation)
     # Prior and spatial covariance leave the solve with the solution, and with them functions inside of them.

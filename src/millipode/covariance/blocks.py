@@ -10,7 +10,7 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from millipode.covariance.observation import BlockObservation, in_units_of_y, units
+from millipode.covariance.observation import BlockObservation, units, y_per_residual
 from millipode.covariance.transition import BlockTransition
 from millipode.linalg.batches import Block, few, known, product
 from millipode.linalg.fields import Row, safe_divide, safe_sqrt
@@ -146,7 +146,7 @@ def process_gain(transition: BlockTransition, observation: BlockObservation) -> 
     """The entry for y of the gain that would result if the step's noise were the only uncertainty."""
     root = transition.scaled_root
     first = observation.scaled(transition).of(root[0, 0], root[0, 1])
-    return in_units_of_y(transition) * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
+    return y_per_residual(transition) * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
 
 
 def marginal_std(root: Block, row: Row, noise: Array, gamma: Array) -> Array:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from millipode.covariance import blocks
 from millipode.covariance.innovation import CoupledInnovation
-from millipode.covariance.observation import CoupledObservation, Observation, in_units_of_y, units
+from millipode.covariance.observation import CoupledObservation, Observation, units, y_per_residual
 from millipode.covariance.protocol import Corrected, Covariance, Kernel, Storage
 from millipode.covariance.tiles import in_tiles
 from millipode.covariance.transition import BlockTransition, Transition
@@ -87,7 +87,7 @@ class Coupled(Covariance):
         # Only the first c rows of R_Σ have entries for y, and these are r₀₀ I.
         c, block = z.shape[0], transition.at(None)
         moved = sum(rows[:c, a] * weights[a] for a in range(c))
-        return in_units_of_y(block) * block.scaled_root[0, 0] * moved
+        return y_per_residual(block) * block.scaled_root[0, 0] * moved
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

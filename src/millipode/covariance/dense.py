@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance import blocks
 from millipode.covariance.innovation import DenseInnovation, DiagonalInnovation, Innovation
-from millipode.covariance.observation import BlockObservation, Observation, in_units_of_y, units
+from millipode.covariance.observation import BlockObservation, Observation, units, y_per_residual
 from millipode.covariance.protocol import Corrected, Covariance, Kernel, Storage
 from millipode.covariance.transition import BlockTransition, Transition
 from millipode.linalg.batches import known
@@ -64,7 +64,7 @@ class Dense(Covariance):
         rows = _process_rows(block, observation, z)
         root = triangularise(rows)
         weights = _solve(root, _solve(root, vector[:, None], transposed=True))[:, 0]
-        return unravel(in_units_of_y(block) * block.scaled_root[0, 0] * (rows[: vector.size] @ weights))
+        return unravel(y_per_residual(block) * block.scaled_root[0, 0] * (rows[: vector.size] @ weights))
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

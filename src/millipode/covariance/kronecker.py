@@ -1,6 +1,6 @@
 """C = I ⊗ RᵀR: one (n−1, n) factor for all unknowns (the paper's Propositions 3 and D1)."""
 
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class Kronecker(Covariance):
     Attributes:
         root: R, (n−1, n).
     """
+
+    is_shared: ClassVar[bool] = True
 
     root: Float[Array, "k n"]
 
@@ -133,4 +135,10 @@ class KroneckerKernel(Kernel):
 
 def _shared(observation: Observation, z: Field) -> BlockObservation:
     """The row of H that all unknowns share."""
-    return BlockObservation(observation.rows(z)[0])
+    rows = observation.rows(z)
+    if any(j is not rows[0] for j in rows) or not (rows[0] is None or rows[0].ndim == 0):
+        raise TypeError(
+            "A Kronecker covariance follows Jacobians that are zero, or one number for all unknowns: use "
+            "structure='blockdiagonal'."
+        )
+    return BlockObservation(rows[0])

@@ -144,6 +144,6 @@ def units(transition: Transition) -> Array:
     return transition.scaling[1]
 
 
-def in_units_of_y(transition: BlockTransition) -> Array:
+def y_per_residual(transition: BlockTransition) -> Array:
     """T₀/T₁, the factor from a gain of y in scaled coordinates to the gain of y."""
     return _ratio(transition)

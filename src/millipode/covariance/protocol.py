@@ -5,7 +5,7 @@ them. γ is a number, or a field if every unknown has its own.
 """
 
 import abc
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
@@ -53,7 +53,12 @@ class Covariance(eqx.Module):
     The arguments of its methods are: ``transition``, the prior's step, with Φ and Σ; ``gamma``, γ ≥ 0;
     ``observation``, H; ``z``, the residual; ``y``, any field like the modes of y, for its structure and
     shapes.
+
+    Attributes:
+        is_shared: whether one block serves all unknowns, so that a step is bound by the traffic of the mean.
     """
+
+    is_shared: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod

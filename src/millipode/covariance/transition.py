@@ -15,7 +15,8 @@ class Transition(eqx.Module):
 
     Attributes:
         phi: the entries Φ[i][j], each a number for all unknowns or a field; ``None`` is a structural zero,
-            which costs nothing. All rows but the first are the same for all unknowns.
+            which costs nothing. Φ is upper triangular, and its last column has no structural zero. All rows
+            but the first are the same for all unknowns.
         scaling: the diagonal of T, which defines the scaled coordinates T⁻¹ Y.
     """
 

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike
 
-from millipode.linalg.arguments import is_number
+from millipode.linalg.arguments import check_numeric, is_number
 from millipode.linalg.fields import Coefficient, Field, map_leaves
 from millipode.model.initialisation import Start
 from millipode.xla.tracing import is_traced
 
 
 def weights(y: Field, rtol: Coefficient, atol: Coefficient, other: Field | None = None) -> Field:
-    """Atol + rtol·max(|y|, |other|), kept away from zero: one field like y."""
+    """atol + rtol·max(|y|, |other|), kept away from zero: one field like y."""
     other = y if other is None else other
 
     def leafwise(a: Array, b: Array, r: Array, s: Array) -> Array:
@@ -208,6 +208,7 @@ class Replay(Controller):
 
 def positive_step(h: Any, name: str, kind: Any) -> Any:
     """A step size of dtype ``kind``; raise ``ValueError`` unless it is a positive number."""
+    check_numeric(h, name)
     step = h.astype(kind) if isinstance(h, jax.Array) else np.asarray(h, kind)
     if np.ndim(step) != 0 or (not is_traced(step) and not 0 < step < np.inf):
         raise ValueError(

@@ -139,10 +139,12 @@ def _informative_share(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
     prior = IWP(order)
     transition, v = prior.transition(h), jnp.stack(prior.remainder(h))
     error = jnp.sum(transition.matrix * lag.error, axis=1) + v
-    corrected = lag.filter.correct(transition, jnp.ones_like(h), Observation(ZeroJacobian()), error[1])
+    observation = Observation(ZeroJacobian())
+    z, new = observation.of(error[0], error[1]), observation.of(v[0], v[1])
+    corrected = lag.filter.correct(transition, jnp.ones_like(h), observation, z)
     assert isinstance(corrected.covariance, Kronecker)
-    share = jnp.where(error[1] > 0, safe_divide(v[1], error[1]), 1)
-    return share, Lag(corrected.covariance, error - corrected.gain * error[1])
+    share = jnp.where(z > 0, safe_divide(new, z), 1)
+    return share, Lag(corrected.covariance, error - corrected.gain * z)
 
 
 def _inner(x: Field, y: Field, unit: Array) -> Array:

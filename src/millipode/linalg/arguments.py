@@ -5,6 +5,7 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millipode.xla.tracing import is_traced
@@ -58,3 +59,24 @@ def as_positive(x: Any, name: str, scalar: bool = False) -> Any:
     if not np.all(np.isfinite(value)) or not np.all(np.asarray(value) > 0):
         raise ValueError(f"{name} must be positive and finite, got {x}.")
     return value
+
+
+def check_numeric(leaf: Any, name: str) -> None:
+    """Raise ``TypeError`` unless this is an array of real numbers that the solver can compute with."""
+    if type(leaf) in (int, float):
+        return
+    try:
+        kind = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+    except TypeError as error:
+        raise TypeError(f"{name} holds a {type(leaf).__name__}, which is not an array of numbers.") from error
+    if kind in (jnp.float64, jnp.float32):
+        return
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise TypeError(
+            f"{name} is complex ({kind}), which the Gaussian model does not cover. Split it into "
+            "real and imaginary parts, for example as a dict of two arrays."
+        )
+    if kind == jnp.bool_ or not jnp.issubdtype(kind, jnp.number):
+        raise TypeError(f"{name} has dtype {kind}; pass floating-point numbers.")
+    if kind in (jnp.float16, jnp.bfloat16):
+        raise TypeError(f"{name} has dtype {kind}; the solver needs float32 or float64.")

@@ -35,7 +35,7 @@ class Jacobian(eqx.Module):
 
     @abc.abstractmethod
     def solve(self, c: Coefficient, r: Field) -> Field:
-        """The field x with (I − diag(c) F) x = r, for one number c or a field."""
+        """The field x with (I − F diag(c)) x = r, for one number c or a field."""
 
     @abc.abstractmethod
     def minus(self, rate: Coefficient) -> "Jacobian":
@@ -109,11 +109,11 @@ class DiagonalJacobian(Jacobian):
     values: Coefficient
 
     def multiply(self, x: Field) -> Field:
-        """J x, unknown by unknown."""
+        """j x, unknown by unknown."""
         return map_leaves(jnp.multiply, x, self.values)
 
     def solve(self, c: Coefficient, r: Field) -> Field:
-        """R / (1 − c j), unknown by unknown."""
+        """r / (1 − c j), unknown by unknown."""
         return map_leaves(lambda r, j, c: r / (1 - c * j), r, self.values, c)
 
     def minus(self, rate: Coefficient) -> "DiagonalJacobian":
@@ -180,7 +180,7 @@ class DenseJacobian(Jacobian):
         """By elimination with pivots."""
         vector, unravel = ravel_pytree(r)
         one = jnp.eye(vector.size, dtype=vector.dtype)
-        return unravel(jnp.linalg.solve(one - flat(c, r)[:, None] * self.matrix, vector))
+        return unravel(jnp.linalg.solve(one - self.matrix * flat(c, r), vector))
 
     def minus(self, rate: Coefficient) -> "DenseJacobian":
         """The rates enter the diagonal."""
@@ -214,7 +214,7 @@ class ProductJacobian(Jacobian):
         """By GMRES, to the square root of the precision of r."""
 
         def system(x: Field) -> Field:
-            return map_leaves(lambda x, y, c: x - c * y, x, self.product(x), c)
+            return jax.tree.map(jnp.subtract, x, self.product(map_leaves(jnp.multiply, x, c)))
 
         tolerance = float(jnp.finfo(dtype(r)).eps) ** 0.5
         return gmres(system, r, tol=tolerance, restart=min(size(r), 20))[0]

@@ -72,7 +72,7 @@ def _by_library(
 ) -> Float[Array, "n k"]:
     triangle = jnp.triu(triangle)
     lengths = jnp.sum(triangle**2, axis=0)
-    is_known = jnp.diagonal(triangle) ** 2 <= known**2 * lengths
+    is_known = jnp.abs(jnp.diagonal(triangle)) <= known * jnp.sqrt(lengths)
     one = jnp.eye(triangle.shape[0], dtype=triangle.dtype)
     regular = jnp.where(is_known if transposed else is_known[:, None], one, triangle)
     return solve_triangular(regular, jnp.where(is_known[:, None], 0, right), trans="T" if transposed else "N")

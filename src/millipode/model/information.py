@@ -113,7 +113,7 @@ class FirstOrderODE(InformationOperator):
         return self.linearisation.memory()
 
     def check(self, t: Array, y: Field) -> None:
-        """F must return something like y, and the linearisation must suit it."""
+        """f must return something like y, and the linearisation must suit it."""
         self.field.check(self.field.f, "f", t, y)
         self.linearisation.check(self.field, t, y)
 

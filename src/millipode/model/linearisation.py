@@ -42,11 +42,14 @@ class Linearisation(eqx.Module):
         return ()
 
     def refreshed(self, field: VectorField, t: Array, y: Field, memory: PyTree[Array]) -> PyTree[Array]:
-        """The memory for a step to (t, y), from that of the step before; kept if the step is accepted."""
+        """The memory for a step to (t, y), from that of the step before; kept if the step is accepted.
+
+        Here and below, y is in modes of ``basis``.
+        """
         return memory
 
     def check(self, field: VectorField, t: Array, y: Field) -> None:
-        """Raise if this linearisation does not suit a problem with a state like y."""
+        """Raise if this linearisation does not suit a problem with a state like y (in space, not in modes)."""
 
     def closed(self, field: VectorField, t: Array, y: Field) -> "Linearisation":
         """The same, with tracers that its functions close over in the open; see ``VectorField.closed``."""

@@ -270,36 +270,45 @@ def _over(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
 
 @compiled(static_argnums=3)
 def _of_y(basis: Basis, variation: Field | None, moments: Moments, axes: int) -> Moments:
-    """The last of ``axes`` is time; those before it are batches, of which each has its own variation."""
+    """The last of ``axes`` is time; those before it are batches, each with its own basis and variation."""
 
-    def at_one_time(std: Coefficient, mean: Field, variation: Field | None) -> Moments:
+    def at_one_time(basis: Basis, std: Coefficient, mean: Field, variation: Field | None) -> Moments:
         if variation is not None:
             std = jax.tree.map(jnp.multiply, expand(std, mean), variation)
         # One standard deviation for all modes is the same for all points.
         in_space = std if is_shared(std, mean) else basis.std(std)
         return Moments(basis.from_modes(mean), in_space)
 
-    over_time = jax.vmap(at_one_time, in_axes=(0, 0, None))
-    return _over(over_time, axes - 1)(moments.std, moments.mean, variation)
+    over_time = jax.vmap(at_one_time, in_axes=(None, 0, 0, None))
+    return _over(over_time, axes - 1)(basis, moments.std, moments.mean, variation)
+
+
+def _in_space(basis: Basis, modes: PyTree, axes: int, batches: int) -> PyTree:
+    """Modes with ``axes`` more axes in front, behind those of batches, of which each has its own basis."""
+
+    def one(basis: Basis, modes: PyTree) -> PyTree:
+        return _over(basis.from_modes, axes)(modes)
+
+    return _over(one, batches)(basis, modes)
 
 
 @compiled(static_argnums=2)
 def _spread(basis: Basis, members: PyTree, axes: int) -> PyTree:
     """The spread in space; the members' axis comes after the first ``axes``, and their mean is zero."""
-    in_space = _over(basis.from_modes, axes + 1)(members)
+    in_space = _in_space(basis, members, 2, axes - 1)
     return jax.tree.map(lambda x: safe_sqrt(jnp.mean(x**2, axis=axes)), in_space)
 
 
 @compiled(static_argnums=2)
 def _members(basis: Basis, members: PyTree, axes: int) -> PyTree:
     """All members in space, with their axis before that of time."""
-    in_space = _over(basis.from_modes, axes + 1)(members)
+    in_space = _in_space(basis, members, 2, axes - 1)
     return jax.tree.map(lambda x: jnp.swapaxes(x, axes - 1, axes), in_space)
 
 
 @compiled(static_argnums=2)
 def _from_modes(basis: Basis, samples: PyTree, axes: int) -> PyTree:
-    return _over(basis.from_modes, axes)(samples)
+    return _in_space(basis, samples, axes, 0)
 
 
 def _expand(std: Coefficient, mean: PyTree) -> PyTree:

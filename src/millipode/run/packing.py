@@ -20,7 +20,8 @@ class Static:
 
     def __init__(self, tree: Any, constants: tuple, is_array: tuple[bool, ...]):
         self.tree, self.constants, self.is_array = tree, constants, is_array
-        self._key = (tree, constants, is_array)
+        # Types as well, because 1, 1.0 and True are equal, and may steer f in different ways.
+        self._key = (tree, constants, is_array, tuple(map(type, constants)))
         try:
             self._hash = hash(self._key)
         except TypeError as error:

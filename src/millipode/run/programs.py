@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from millipode.covariance.protocol import Covariance
+from millipode.covariance import STRUCTURES, Covariance
 from millipode.linalg.fields import Coefficient, Field, size
 from millipode.run import loop
 from millipode.run.loop import Carry, Outcome
@@ -22,17 +22,17 @@ from millipode.xla.compiling import FOR_MEMORY, ONE_KERNEL, ONE_SMALL_KERNEL, QU
 
 # Up to this many unknowns, starting kernels takes longer than running them; blocks do more for each.
 SMALL, SMALL_WITH_BLOCKS = 2**10, 2**8
-# From this many on, a Kronecker filter is bound by the memory.
+# From this many on, a filter with one block for all unknowns is bound by the memory.
 LARGE = 2**16
 
 
 def is_small(y: Field, structure: str) -> bool:
     """Whether a solve is best done in kernels of its own."""
-    return size(y) <= (SMALL if structure == "kronecker" else SMALL_WITH_BLOCKS)
+    return size(y) <= (SMALL if STRUCTURES[structure].is_shared else SMALL_WITH_BLOCKS)
 
 
 def _way_from(y: Field, packed: Packed) -> Way:
-    is_bound_by_memory = size(y) >= LARGE and packed.setup.structure == "kronecker"
+    is_bound_by_memory = size(y) >= LARGE and STRUCTURES[packed.setup.structure].is_shared
     return FOR_MEMORY if is_bound_by_memory else QUICKLY
 
 
@@ -46,7 +46,7 @@ def _way_of_loops(packed: Packed, carry: Carry, *_: Any) -> Way:
     y, structure = carry.state.mean[0], packed.setup.structure
     if not is_small(y, structure):
         return _way_from(y, packed)
-    return ONE_SMALL_KERNEL if structure == "kronecker" else ONE_KERNEL
+    return ONE_SMALL_KERNEL if STRUCTURES[structure].is_shared else ONE_KERNEL
 
 
 def _begin(packed: Packed, y0: Field) -> Carry:

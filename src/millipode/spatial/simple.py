@@ -6,10 +6,10 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, ArrayLike, Float
 
 from millipode.linalg.arguments import check_fraction
+from millipode.linalg.triangular import solve_upper
 from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Spatial
 from millipode.xla.tracing import is_traced
@@ -111,7 +111,7 @@ class Dense(Spatial):
 
     def quadratic(self, z: Array) -> Array:
         """‖L⁻¹z‖², with the Cholesky factor L."""
-        return jnp.sum(solve_triangular(self.root, z, lower=True) ** 2)
+        return jnp.sum(solve_upper(self.root.T, z[:, None], transposed=True, library=True) ** 2)
 
     def correlate(self, white: Array) -> Array:
         """L x, with the Cholesky factor L."""

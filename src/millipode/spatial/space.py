@@ -61,13 +61,21 @@ class Space(eqx.Module):
         groups = _grouped(spatial, y)
         for group, leaf in zip(groups, jax.tree.leaves(y), strict=True):
             _components(group[0], leaf.shape)
+        is_one = all(len(group) == 1 and group[0] is groups[0][0] for group in groups)
         if linear.reaction is not None:
-            if not all(len(group) == 1 and group[0] is groups[0][0] for group in groups):
+            if not is_one:
                 raise ValueError(
                     "A reaction between components makes them share one spatial covariance: pass a single "
                     "one, or drop the reaction."
                 )
             groups = _grouped(spatial, modes)
+        count = len(jax.tree.leaves(modes))
+        if len(groups) != count and not is_one:
+            raise ValueError(
+                f"linear has {count} arrays of modes for {len(groups)} leaves of y, which do not correspond "
+                "to each other: pass a single spatial covariance."
+            )
+        groups = groups if len(groups) == count else groups[:1] * count
         return cls._made([tuple(Diagonal(m.spectrum(linear)) for m in group) for group in groups], modes)
 
     @classmethod

@@ -172,6 +172,7 @@ def _with_both_rules(call: Callable, reversible: Callable, xs: list[Array], rest
     def _(primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
         (xs, rest), (dxs, _) = primals, tangents
         out = run(xs, rest)
+        xs = _differentiated_once(xs)
         out_leaves, out_tree = jax.tree.flatten(out)
         # A linear map J with its own transpose: (dx, o) ↦ (dx, o + J dx) is the solution operator
         # of a linear system, which JAX lets us supply together with its transpose. JAX wants all of
@@ -200,6 +201,20 @@ def _with_both_rules(call: Callable, reversible: Callable, xs: list[Array], rest
         return out, jax.tree.unflatten(out_tree, filled)
 
     return run(xs, rest)
+
+
+@jax.custom_jvp
+def _differentiated_once(xs: list[Array]) -> list[Array]:
+    """The point at which a derivative is taken. The linear solve above would ignore that it may vary."""
+    return xs
+
+
+@_differentiated_once.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple:
+    raise NotImplementedError(
+        "Second derivatives of a solve are not available: the derivative of its loop can be taken once, in "
+        "either mode. Use finite differences of first derivatives."
+    )
 
 
 def _is_smooth(x: Array) -> bool:

@@ -51,14 +51,11 @@ class Token(NamedTuple):
         """Return x itself, but not before the token is known; x may have any dtype."""
         return x & (self.zero == 0) if x.dtype == bool else x + self.zero.astype(x.dtype)
 
-    def and_after(self, x: PyTree[Array]) -> "Token":
-        """A token for these values and for those of this token."""
-        return Token(self.zero + after(x).zero.astype(self.zero.dtype))
-
 
 def after(x: PyTree[Array]) -> Token:
     """A token that is known once every array of x is."""
-    first = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(x)]
+    # Without derivatives: a tangent may be NaN as well.
+    first = [lax.stop_gradient(leaf[(0,) * leaf.ndim]) for leaf in jax.tree.leaves(x)]
     kind = jnp.result_type(*first)
     kind = kind if jnp.issubdtype(kind, jnp.floating) else jnp.result_type(float)
     total = jnp.asarray(sum(leaf.astype(kind) for leaf in first))

@@ -23,6 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance.transition import BlockTransition, Transition
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Coefficient, Field, Row, dtype, safe_divide, safe_sqrt, same_structure
 from millipode.model.priors.iwp import check_order, next_column, powers, scaling, taylor
 from millipode.model.priors.reverting import Integers, Reverting
@@ -54,7 +55,7 @@ class IOUP(Reverting):
     'blockdiagonal'
     """
 
-    order: int = eqx.field(static=True, default=0)
+    order: int = eqx.field(static=True, default=0, converter=lambda order: as_integer(order, "order"))
     rate: PyTree = eqx.field(default=None, converter=lambda rate: jax.tree.map(_as_rate, rate))
     _sign: Any = 1.0
 

@@ -35,7 +35,7 @@ class IWP(Prior):
     [1.0, 0.5, 0.125]
     """
 
-    order: int = eqx.field(static=True)
+    order: int = eqx.field(static=True, converter=lambda order: as_integer(order, "order"))
 
     def __check_init__(self) -> None:
         check_order(self.order)

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
 from millipode.covariance.transition import BlockTransition
+from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Coefficient, Field, Row, dtype
 from millipode.linalg.qr import triangularise
 from millipode.model.priors.iwp import check_order, powers, scaling, taylor
@@ -50,7 +51,7 @@ class MaternProcess(Reverting):
     def __init__(self, order: int = 0, length_scale: ArrayLike = 1.0):
         if order != 0:
             check_order(order)
-        self.order = order
+        self.order = as_integer(order, "order")
         if not is_traced(length_scale):
             if np.ndim(length_scale) or not 0 < float(np.asarray(length_scale)) < math.inf:
                 raise ValueError(
