@@ -49,7 +49,7 @@ class Linearisation(eqx.Module):
         return memory
 
     def check(self, field: VectorField, t: Array, y: Field) -> None:
-        """Raise if this linearisation does not suit a problem with a state like y (in space, not in modes)."""
+        """Raise if this linearisation does not suit a problem with a state like y, which is in space here."""
 
     def closed(self, field: VectorField, t: Array, y: Field) -> "Linearisation":
         """The same, with tracers that its functions close over in the open; see ``VectorField.closed``."""

@@ -75,7 +75,7 @@ class Prior(eqx.Module):
 
     @abc.abstractmethod
     def row(self, q: Array | int, y: Field) -> Row:
-        """The coefficients of the state's fields in y^(q), for a number q that may be traced; y gives the dtype."""
+        """The coefficients of the state's fields in y^(q), for a q that may be traced; y gives the dtype."""
 
     @abc.abstractmethod
     def derivative(self, state: tuple[Field, ...], q: Array) -> Field:
