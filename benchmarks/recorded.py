@@ -63,7 +63,8 @@ def solvers() -> Iterator[tuple[str, Any]]:
                     solver = kind(3, structure=structure, diffusion=diffusion)
                 except ValueError:  # a combination that does not exist
                     continue
-                yield f"{kind.__name__} {structure} {diffusion}", solver
+                how = f"{type(diffusion).__name__}(vector={diffusion.vector})"
+                yield f"{kind.__name__} {structure} {how}", solver
         for order in (1, 2, 5):
             yield f"{kind.__name__}({order})", kind(order)
         for prior in (mp.IOUP(rate=-0.7), mp.MaternProcess(length_scale=0.8)):
