@@ -112,7 +112,7 @@ def compare(error: np.ndarray, std: np.ndarray) -> Calibration:
 def measure(name: str, solver: str, noise: Any, rtol: float = 1e-5, members: int = MEMBERS) -> Calibration:
     """The calibration of one solver on one problem; for ``noise=None``, without ensemble members."""
     problem, t = CASES[name].problem(), times(name)
-    uncertainty = None if noise is None else mp.Transported(members, noise=noise)
+    uncertainty = "filter" if noise is None else mp.Transported(members, noise=noise)
     sol = mp.solve(
         problem.f,
         problem.y0,

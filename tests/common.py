@@ -29,7 +29,7 @@ def nonlinear(t, y):
 
 def final_carry(*args, **kwargs):
     """The loop's last carry, with the covariance in it uncalibrated, and its setup."""
-    setup, y0, _ = prepare(*args, **kwargs)
+    setup, y0, *_ = prepare(*args, **kwargs)
     packed = Packed(setup)
     carry = begin(packed, y0)
     return setup, advance_in_place(packed, carry, np.int32(setup.max_steps))
@@ -37,7 +37,7 @@ def final_carry(*args, **kwargs):
 
 def compiled_loop(*args, **kwargs):
     """The program that advances a solve, compiled and not run; and y0."""
-    setup, y0, _ = prepare(*args, **kwargs)
+    setup, y0, *_ = prepare(*args, **kwargs)
     packed = Packed(setup)
     return advance_in_place.lower(packed, jax.eval_shape(begin, packed, y0), np.int32(1)).compile(), y0
 
@@ -56,7 +56,7 @@ FILTERS = (
     [(mp.EK0, "kronecker", d) for d in (CONSTANT, DYNAMIC, CONSTANT_VECTOR)]
     + [(mp.EK0, s, d) for s in ("blockdiagonal", "dense") for d in ALL]
     + [(mp.DiagonalEK1, s, d) for s in ("blockdiagonal", "dense") for d in ALL]
-    + [(mp.EK1, "dense", d) for d in SCALAR]
+    + [(mp.EK1, "dense", d) for d in (*SCALAR, DYNAMIC_VECTOR)]
 )
 
 

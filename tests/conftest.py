@@ -4,6 +4,8 @@ import jax
 import numpy as np
 import pytest
 
+from millipode import checks
+
 jax.config.update("jax_enable_x64", True)
 
 # What computes for long rather than compiles for long, or asks what the compiler does.
@@ -46,4 +48,17 @@ def rng():
 def single_precision():
     """Run one test in JAX's default precision."""
     with jax.enable_x64(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def own_std():
+    """For modules about the filter's own standard deviation: nobody rescales it unless asked to."""
+    ask = checks.uncertainty
+
+    def own(given, *others):
+        return ask("filter" if given is None else given, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "uncertainty", own)
         yield

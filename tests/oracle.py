@@ -50,12 +50,39 @@ class Result:
     pass
 
 
-def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, vector, space=None):
+def steady_gain(nu):
+    """The entry for y of the gain of an EK0 after many steps of length 1, by the plain recursion."""
+    phi, sigma = transition(nu, 1.0)
+    c = np.zeros_like(sigma)
+    for _ in range(300):
+        c = phi @ c @ phi.T + sigma
+        k = c[:, 1] / c[1, 1]
+        xi = np.eye(nu + 1) - np.outer(k, np.eye(nu + 1)[1])
+        c = xi @ c @ xi.T
+    return k[0]
+
+
+def ode_filter(
+    f,
+    jacobian,
+    derivatives,
+    grid,
+    *,
+    nu,
+    linearisation,
+    dynamic,
+    vector,
+    space=None,
+    corrections=1,
+    tolerances=None,
+):
     """Filter y' = f(t, y) on a given grid from exact derivatives (ν+1, d) at its start.
 
     With a matrix ``space``, and EK0 and a scalar diffusion, the prior has the left factor γ² space. The
     linearisation may also be a matrix, the same at all times. ``transported`` is the covariance of the error
-    under the true Jacobian: Joseph's form, with the gains of this filter.
+    under the true Jacobian: Joseph's form, with the gains of this filter. With ``corrections`` > 1, f is
+    linearised again at corrected points. With ``tolerances`` (rtol, atol) and a γ per unknown, each unknown
+    has its own part of the residual.
     """
     n, d = derivatives.shape
     space = np.eye(d) if space is None else space
@@ -66,29 +93,41 @@ def ode_filter(f, jacobian, derivatives, grid, *, nu, linearisation, dynamic, ve
     for t_old, t in pairwise(grid):
         phi, sigma = transition(nu, t - t_old)
         phi = np.kron(np.eye(d), phi)
-        m = phi @ m
-        y = e0 @ m
-        full = np.asarray(jacobian(t, y))
-        known = {"ek0": 0 * full, "diagonal": np.diag(np.diag(full)), "ek1": full}
-        fy = known[linearisation] if isinstance(linearisation, str) else linearisation
-        h = e1 - fy @ e0
-        z = e1 @ m - np.asarray(f(t, y))
-        noise = h @ np.kron(space, sigma) @ h.T
-        if not dynamic:
-            gamma = np.ones(d)
-        elif vector:
-            gamma = z**2 / np.diag(noise)
-        else:
-            gamma = np.full(d, z @ np.linalg.solve(noise, z) / d)
-        root = np.diag(np.sqrt(gamma))
-        process = np.kron(root @ space @ root, sigma)
-        c = phi @ c @ phi.T + process
-        s = h @ c @ h.T
-        k = np.linalg.solve(s, h @ c).T
-        m = m - k @ z
+        y_old, predicted = e0 @ m, phi @ m
+        y = point = e0 @ predicted
+        for _ in range(corrections):
+            full = np.asarray(jacobian(t, point))
+            known = {"ek0": 0 * full, "diagonal": np.diag(np.diag(full)), "ek1": full}
+            fy = known[linearisation] if isinstance(linearisation, str) else linearisation
+            h, l0 = e1 - fy @ e0, steady_gain(nu) * (t - t_old)
+            z = e1 @ predicted - np.asarray(f(t, point)) - fy @ (y - point)
+            noise = h @ np.kron(space, sigma) @ h.T
+            if not dynamic:
+                gamma = np.ones(d)
+            elif vector and tolerances is not None:
+                tolerated = tolerances[1] + tolerances[0] * np.maximum(np.abs(y), np.abs(y_old))
+                own = np.linalg.solve(np.eye(d) - l0 * fy, z)
+                gamma = (own**2 + (0.1 * tolerated / l0) ** 2) / sigma[1, 1]
+            elif vector:
+                gamma = z**2 / np.diag(noise)
+            else:
+                gamma = np.full(d, z @ np.linalg.solve(noise, z) / d)
+            root = np.diag(np.sqrt(gamma))
+            process = np.kron(root @ space @ root, sigma)
+            predicted_c = phi @ c @ phi.T + process
+            s = h @ predicted_c @ h.T
+            k = predicted_c @ h.T @ np.linalg.inv(s)
+            steady = l0 * np.linalg.inv(np.eye(d) - l0 * fy)
+            lead = e0 @ k if isinstance(linearisation, str) and linearisation != "diagonal" else steady
+            point = y - lead @ z
+        m = predicted - k @ z
         xi = np.eye(n * d) - k @ h
-        c = xi @ c @ xi.T
-        joseph = np.eye(n * d) - k @ (e1 - full @ e0)
+        c = xi @ predicted_c @ xi.T
+        full = np.asarray(jacobian(t, y))
+        seen = explicit = e1 - full @ e0
+        for _ in range(corrections - 1):
+            seen = explicit + (full - fy) @ lead @ seen
+        joseph = np.eye(n * d) - k @ seen
         p = joseph @ (phi @ p @ phi.T + process) @ joseph.T
         transported.append(p)
         zs.append(z), ss.append(s), means.append(m), covs.append(c), gammas.append(gamma)

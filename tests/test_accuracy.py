@@ -90,6 +90,7 @@ def test_van_der_pol_from_mild_to_famously_stiff(mu, solver):
     np.testing.assert_allclose(sol.mean[-1, 0], want[0], rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:Stability rather than accuracy")
 @pytest.mark.parametrize("nu", [4, 5])
 def test_jacobian_information_saves_steps_on_van_der_pol(nu):
     def f(t, y, mu):  # with an argument, so that each solver compiles once
@@ -140,7 +141,7 @@ def test_convergence_order_is_one_more_than_guaranteed(kind, nu):
                 predator_prey,
                 problem.y0,
                 problem.t_span,
-                solver=kind(nu),
+                solver=kind(nu, corrections=1),  # tests/test_corrections.py has two
                 controller=mp.FixedStep(1 / n),
                 save="end",
             ).mean[-1],

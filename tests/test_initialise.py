@@ -14,6 +14,8 @@ from millipode.filter.control import weights
 from millipode.model import initialisation as init
 from millipode.model.vector_field import VectorField
 
+pytestmark = pytest.mark.usefixtures("own_std")
+
 
 def oscillator(t, y):
     return jnp.stack([y[1], -y[0] + 0 * t])

@@ -36,7 +36,7 @@ LINEAR = GRID.diffusion(np.array([0.1, 0.02]), reaction=[[-1.0, 0.5], [2.0, -3.0
 def test_what_is_planned_for_a_step_is_what_is_saved(solver, smooth):
     y0 = jnp.ones((2, 5, 4))
     sol = mp.solve(lambda t, y: -y, y0, (0.0, 1.0), solver=solver, smooth=smooth)
-    needs = memory.Needs.of(y0, solver, None)
+    needs = memory.Needs.of(y0, solver, solver.order, None)
     parts = [sol.posterior.mean, sol.posterior.std, sol.posterior.covariance, sol.posterior.filtered]
     if solver.diffusion.vector:
         parts.append(sol.posterior.gamma)
@@ -60,13 +60,13 @@ def test_structures_know_their_own_storage(structure):
 
 
 def test_members_count_as_the_single_precision_that_they_are():
-    y0, uncertainty = jnp.ones(30), mp.Transported(4)
-    needs = memory.Needs.of(y0, mp.EK0(2), uncertainty)
+    y0, uncertainty = jnp.ones(2**14), mp.Transported(4)
+    needs = memory.Needs.of(y0, mp.EK0(2), 2, uncertainty)
     _, carry = final_carry(
         lambda t, y: -y, y0, (0.0, 0.1), solver=mp.EK0(2), save="end", uncertainty=uncertainty
     )
-    assert needs.members == nbytes(carry.state.members.chunks) == 4 * 3 * 30 * 4
-    assert needs.per_saved_members == 4 * 30 * 4
+    assert needs.members == nbytes(carry.state.members.chunks) == 4 * 3 * 2**14 * 4
+    assert needs.per_saved_members == 4 * 2**14 * 4
 
 
 def group(root, path, limit, used, caches=0, version=2):

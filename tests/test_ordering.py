@@ -29,7 +29,7 @@ PLANS = {
     SaveTimes: [{"save": TIMES, "smooth": False}],
     SmoothTimes: [{"save": TIMES}],
 }
-MEMBERS = [{"save": save, "uncertainty": mp.Transported(2)} for save in ("end", TIMES)]
+MEMBERS = [{"save": save, "smooth": False, "uncertainty": mp.Transported(2)} for save in ("end", TIMES)]
 
 
 def plans(base=SavePlan):
@@ -67,7 +67,7 @@ class Forgetful(SmoothTimes):
 
 
 def test_a_token_that_does_not_wait_costs_a_copy():
-    setup, y0, _ = prepare(PROBLEM.f, PROBLEM.y0, (0.0, 1.0), solver=mp.EK0(2), save=TIMES)
+    setup, y0, *_ = prepare(PROBLEM.f, PROBLEM.y0, (0.0, 1.0), solver=mp.EK0(2), save=TIMES)
     packed = Packed(setup._replace(plan=Forgetful(setup.plan.times)))
     carry = jax.eval_shape(begin, packed, y0)
     assert (

@@ -10,6 +10,8 @@ import millipode as mp
 from common import CONSTANT, Y0, name, nonlinear, rmse
 from millipode.model.priors.matern import gram_root
 
+pytestmark = pytest.mark.usefixtures("own_std")
+
 STEPS = [1e-8, 1e-4, 0.03, 1.0, 30.0, 54.0, 56.0, 1e2]
 
 

@@ -8,6 +8,8 @@ import pytest
 import millipode as mp
 from common import CONSTANT, DYNAMIC, DYNAMIC_VECTOR, jit
 
+pytestmark = pytest.mark.usefixtures("own_std")
+
 KEY = jax.random.key(0)
 SOLVER = mp.EK0(2)
 
@@ -185,7 +187,10 @@ def test_order_eight_with_tiny_steps_stays_positive_definite():
         return jnp.stack([y[1], -y[0]])
 
     y0, times = jnp.array([1.0, 0.0]), np.array([1.05e-4, 2e-4])
-    kronecker, dense = (dict(solver=s, controller=mp.FixedStep(1e-5)) for s in (mp.EK0(8), mp.EK1(8)))
+    kronecker, dense = (
+        dict(solver=s, controller=mp.FixedStep(1e-5))
+        for s in (mp.EK0(8, corrections=1), mp.EK1(8, corrections=1))
+    )
     sol = mp.solve(f, y0, (0.0, 3e-4), **kronecker)
     chain = mp.solve(f, y0, (0.0, 3e-4), save=times, **kronecker)
     for x in (sol, chain, sol(np.linspace(1e-6, 2.99e-4, 64)), mp.solve(f, y0, (0.0, 3e-4), **dense)):

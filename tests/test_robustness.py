@@ -10,6 +10,8 @@ import pytest
 import millipode as mp
 from common import CONSTANT, CONSTANT_VECTOR, DYNAMIC, DYNAMIC_VECTOR, FILTERS, jit, name
 
+pytestmark = pytest.mark.usefixtures("own_std")
+
 ONE = jnp.ones(2)
 
 
@@ -169,7 +171,7 @@ def test_exact_components_and_constant_solutions_work(kind, structure, diffusion
         for value in (sol.mean, sol.std, sol.diffusion, sol.log_evidence):
             assert np.isfinite(value).all()
         np.testing.assert_array_equal(sol.mean[:, 1], y0[1])
-        if diffusion.vector:
+        if diffusion.vector and kind is not mp.EK1:  # which keeps every γ away from zero
             np.testing.assert_array_equal(sol.std[:, 1], 0)
 
 

@@ -14,6 +14,8 @@ from common import CONSTANT, DYNAMIC, DYNAMIC_VECTOR, name
 from millipode.pde.bases import Identity
 from oracle import ode_filter
 
+pytestmark = pytest.mark.usefixtures("own_std")
+
 RNG = np.random.default_rng(3)
 LINE = mp.Grid(7, lengths=2.0, boundary="periodic")
 BOX = mp.Grid((4, 3), lengths=(1.0, 2.0), boundary=("neumann", "dirichlet"))
@@ -251,6 +253,7 @@ def test_the_filter_is_the_textbook_with_a_left_factor(which, diffusion):
         dynamic=diffusion is DYNAMIC,
         vector=False,
         space=matrix,
+        corrections=2,
     )
     gammas = sol.diffusion[1:] if diffusion is DYNAMIC else jnp.broadcast_to(sol.diffusion, len(sol.t) - 1)
     check_filter(sol, want, gammas)
@@ -280,10 +283,11 @@ def test_the_spectral_filter_is_the_textbook_too(model):
         start,
         np.asarray(sol.t),
         nu=2,
-        linearisation="ek1",
+        linearisation=matrix,
         dynamic=True,
         vector=False,
         space=np.asarray(model.to_dense()),
+        corrections=2,
     )
     check_filter(sol, want, sol.diffusion[1:])
 
@@ -359,7 +363,7 @@ def test_one_model_for_all_components_is_one_for_each(spectral):
 
 
 def test_steps_see_the_variances_of_points():
-    """The estimated error has Γ̆'s diagonal: where tolerances are tight, variances shorten the steps.
+    """The paper's estimate has Γ̆'s diagonal: where tolerances are tight, variances shorten the steps.
 
     An unknown at rest has no say in γ, so that its own variance counts in the estimate alone.
     """
@@ -369,19 +373,25 @@ def test_steps_see_the_variances_of_points():
     def steps(first):
         model = mp.spatial.Diagonal(np.array([first, 1, 1, 1, 1, 1, 1]))
         options = dict(rtol=0.0, atol=1e-3 * tight, save="end")
-        sol = mp.solve(at_rest, y_of(7), (0.0, 1.0), solver=mp.EK0(2, spatial=model), **options)
+        solver = mp.EK0(2, spatial=model, corrections=1)
+        sol = mp.solve(at_rest, y_of(7), (0.0, 1.0), solver=solver, **options)
         return int(sol.stats.steps)
 
     assert steps(1.0) > 2 * steps(1e-8)
 
 
 def test_without_diffusion_modes_are_as_good_as_points():
-    """SpectralEK1 with next to no linear part is EK0, from a Runge–Kutta start with its own γ on."""
+    """SpectralEK1 with next to no linear part is EK0, from a Runge–Kutta start with its own γ on.
+
+    With one correction: a second one is linearised where an own or where a steady gain leads to.
+    """
     grid = mp.Grid(7)
     model = mp.Matern(grid, 1.5, 0.5)
     solvers = (
-        mp.EK0(3, spatial=model, initialise="runge-kutta"),
-        mp.SpectralEK1(3, linear=grid.diffusion(1e-12), spatial=model, initialise="runge-kutta"),
+        mp.EK0(3, spatial=model, initialise="runge-kutta", corrections=1),
+        mp.SpectralEK1(
+            3, linear=grid.diffusion(1e-12), spatial=model, initialise="runge-kutta", corrections=1
+        ),
     )
     options = dict(controller=mp.FixedStep(0.01), smooth=False)
     points, modes = (

@@ -75,7 +75,7 @@ def test_tiles_change_nothing(d, monkeypatch):
 
 
 def test_impossible_combinations_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match="no vector-valued diffusion.*couples"):
+    with pytest.raises(ValueError, match="no constant vector-valued diffusion.*couples"):
         mp.EK1(diffusion=CONSTANT_VECTOR)
     with pytest.raises(ValueError, match="couples all unknowns"):
         mp.EK1(structure="blockdiagonal")

@@ -12,9 +12,10 @@ import pytest
 import millipode as mp
 import oracle
 from common import ALL, CONSTANT, DYNAMIC, Y0, D, final_carry, name, nonlinear
-from millipode.filter import members
+from millipode.filter import defects, members
 from millipode.filter.step import attempt, correct
 from millipode.pde.bases import Identity
+from millipode.run.loop import finish
 from millipode.xla.ordering import Token
 
 STEPS, MANY = 6, 20_000
@@ -63,12 +64,13 @@ def test_white_members_have_the_covariance_of_josephs_recursion(kind, diffusion)
         linearisation="ek0" if kind is mp.EK0 else "diagonal",
         dynamic=isinstance(diffusion, mp.DynamicDiffusion),
         vector=diffusion.vector,
+        corrections=2,
     )
     want = textbook.transported[-1][::3, ::3]
     assert_within_noise(covariance_of(sol.members), want)
     np.testing.assert_allclose(np.asarray(sol.std[-1]), np.sqrt(np.diag(want)), rtol=0.03)
     # It is not what the filter says of itself, which knows a part of the Jacobian.
-    assert np.abs(np.asarray(sol.filter_std[-1] / sol.std[-1]) - 1).max() > 0.1
+    assert np.abs(np.asarray(sol.filter_std[-1] / sol.std[-1]) - 1).max() > 0.05
 
 
 @pytest.mark.parametrize("diffusion", [CONSTANT, DYNAMIC], ids=name)
@@ -99,6 +101,7 @@ def test_white_members_in_modes():
         linearisation=stiff,
         dynamic=True,
         vector=False,
+        corrections=2,
     )
     assert_within_noise(covariance_of(sol.members), textbook.transported[-1][::3, ::3])
 
@@ -110,7 +113,7 @@ def test_white_members_inside_a_step_and_with_a_model_of_space():
     # Nothing but extrapolation: the first save time lies in the first step.
     sol = mp.solve(
         lambda t, y: -y, jnp.ones(8), (0.0, 1.0), solver=solver, controller=mp.FixedStep(1.0),
-        save=np.array([0.5, 1.0]), uncertainty=WHITE,
+        save=np.array([0.5, 1.0]), uncertainty=WHITE, smooth=False,
     )  # fmt: skip
     np.testing.assert_allclose(np.asarray(sol.std[0]), np.asarray(sol.filter_std[0]), rtol=0.03)
     shape = np.asarray(sol.members)[:, 0]
@@ -169,7 +172,7 @@ def test_the_spread_is_the_error_of_a_smooth_solution():
     )
     error = np.asarray(sol.mean - exact.mean)
     chi2, own = (float(np.mean((error / np.asarray(s)) ** 2)) for s in (sol.std, sol.filter_std))
-    assert 0.4 < chi2 < 2.5 and own > 3
+    assert 0.4 < chi2 < 2.5 and own > 2
 
 
 SOLVERS = {
@@ -192,22 +195,21 @@ WITH_NOISE = [(solver, "defect") for solver in SOLVERS] + [("EK0", "white"), ("I
 def test_every_solver_and_way_of_saving(solver, noise):
     uncertainty = mp.Transported(8, noise=noise)
     options = {"solver": SOLVERS[solver], "rtol": 1e-4, "atol": 1e-6, "uncertainty": uncertainty}
-    plain = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=SOLVERS[solver], rtol=1e-4, atol=1e-6, smooth=False)
+    plain = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=SOLVERS[solver], rtol=1e-4, atol=1e-6)
     steps = mp.solve(nonlinear, Y0, (0.0, 1.0), **options)
     end = mp.solve(nonlinear, Y0, (0.0, 1.0), save="end", **options)
     times = mp.solve(nonlinear, Y0, (0.0, 1.0), save=np.array([0.3, 1.0]), **options)
     # The mean and the filter's own uncertainty stay what they are.
     np.testing.assert_allclose(np.asarray(steps.mean), np.asarray(plain.mean), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(np.asarray(steps.filter_std), np.asarray(plain.std), rtol=1e-7)
+    np.testing.assert_allclose(np.asarray(steps.filter_std), np.asarray(plain.filter_std), rtol=1e-7)
     assert steps.members.shape == (8, len(steps.t), D) and steps.members.dtype == Y0.dtype
     np.testing.assert_allclose(
         np.asarray(steps.std), np.sqrt(np.mean(np.asarray(steps.members) ** 2, axis=0)), rtol=1e-12
     )
     for other in (end, times):
         np.testing.assert_allclose(np.asarray(other.std[-1]), np.asarray(steps.std[-1]), rtol=1e-4)
-    # Within a step: close to what its ends say.
-    assert np.all(np.asarray(times.std[0]) < 5 * np.asarray(steps(0.3).std))
-    assert np.all(np.asarray(times.std[0]) > 0.1 * np.asarray(steps(0.3).std))
+    # Within a step: a prediction, with more error than its correction leaves at the end.
+    assert 0.1 < np.linalg.norm(times.std[0]) / np.linalg.norm(steps(0.3).std) < 10
     assert np.all(np.asarray(steps.std[1:]) > 0) and np.all(np.asarray(steps.std[0]) < 1e-12)
 
 
@@ -246,7 +248,7 @@ def test_samples_are_the_mean_plus_members():
     with pytest.raises(ValueError, match="has 8 ensemble members"):
         sol.sample(jax.random.key(3), 9)
     with pytest.raises(ValueError, match="of y, not of its derivatives"):
-        sol.derivative(1)
+        sol.sample(jax.random.key(3), 2, derivative=1)
     with pytest.raises(ValueError, match="has no members"):
         _ = mp.solve(nonlinear, Y0, (0.0, 1.0), solver=mp.EK0(2)).members
 
@@ -304,9 +306,9 @@ def test_a_rejected_step_leaves_members_alone():
     setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), solver=mp.EK0(2), **options)
     state = carry.state
     for accept in (jnp.asarray(False), jnp.asarray(True)):
-        a = attempt(setup.model, state, setup.controller, state.t + 0.1, jnp.asarray(0.1))
+        a = attempt(setup.model, state, setup.controller, state.t + 0.1, jnp.asarray(0.1), False)
         a = a._replace(accept=accept)
-        a = a._replace(drive=members.drive(setup.model, state.members, a))
+        a = a._replace(drive=defects.drive(setup.model, state.members, a))
         taken = correct(setup.model, state, a, Token(jnp.zeros(())))
         after = members.advance(setup.model, state, a, taken.gain, Token(jnp.zeros(())), reverse=False)
         same = [
@@ -316,16 +318,15 @@ def test_a_rejected_step_leaves_members_alone():
 
 
 def test_members_that_leave_the_numbers_say_so():
-    """The linearisation grows by e^500, the mean is at rest in a fixed point."""
-
-    def f(t, y):
-        return 1e3 * (y - jnp.round(y)) + jnp.array([1e-3, 0.0]) * jnp.cos(t)
-
-    options = {"controller": mp.FixedStep(1e-2), "save": "end", "uncertainty": mp.Transported(4)}
-    with pytest.warns(UserWarning, match="MEMBERS_NON_FINITE"):
-        sol = mp.solve(f, jnp.array([0.0, 1.0]), (0.0, 1.0), solver=mp.EK0(2), **options)
-    assert sol.status is mp.Status.MEMBERS_NON_FINITE and not sol.success
-    assert np.all(np.isfinite(sol.mean)) and "uncertainty" in sol.message
+    """No problem is known any more on which they do, so they are sent there by hand."""
+    options = {"save": "end", "smooth": False, "uncertainty": mp.Transported(4)}
+    setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), solver=mp.EK0(2), **options)
+    assert finish(setup, carry).status == mp.Status.SUCCESS
+    lost = jax.tree.map(lambda x: jnp.inf * x, carry.state.members.chunks)
+    state = carry.state._replace(members=carry.state.members._replace(chunks=lost))
+    outcome = finish(setup, carry._replace(state=state))
+    assert outcome.status == mp.Status.MEMBERS_NON_FINITE
+    assert "uncertainty" in mp.Status.MEMBERS_NON_FINITE.explanation
 
 
 @pytest.mark.parametrize(
@@ -352,8 +353,7 @@ def test_bad_options(options, error, message):
     ("options", "error", "message"),
     [
         ({"uncertainty": 16}, TypeError, "mp.Transported"),
-        ({"smooth": True}, ValueError, "smooth=False"),
-        ({"smooth": "recompute"}, ValueError, "smooth=False"),
+        ({"smooth": "recompute"}, ValueError, "smooth=True"),
         ({"uncertainty": mp.Transported(10**12)}, ValueError, "fewer members"),
         ({"uncertainty": mp.Transported(10**9), "save": np.linspace(0, 1, 1000)}, ValueError, "ewer"),
     ],

@@ -12,7 +12,7 @@ from millipode.filter.ensemble import Transported
 from millipode.posterior.solution import Solution, SolveError, SolveInterrupted
 from millipode.prepare import MAX_STEPS, Prepared, prepare
 from millipode.run import programs
-from millipode.run.loop import Outcome, Setup
+from millipode.run.loop import Outcome
 from millipode.run.packing import Packed
 from millipode.run.progress import Show
 from millipode.run.recompute import by_recomputation
@@ -21,6 +21,9 @@ from millipode.solvers import Solver
 from millipode.status import Status
 from millipode.xla.compiling import outside_transformations
 from millipode.xla.constants import with_constants
+
+# Steps of a solve that was successful, but so long that a hint at a better solver is worth a warning.
+MANY = 2000
 
 
 def solve(
@@ -34,7 +37,7 @@ def solve(
     atol: PyTree[ArrayLike] = 1e-6,
     save: Literal["steps", "end"] | ArrayLike = "steps",
     smooth: bool | Literal["recompute"] | None = None,
-    uncertainty: Transported | None = None,
+    uncertainty: Transported | Literal["filter"] | None = None,
     dt0: ArrayLike | None = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
@@ -80,9 +83,11 @@ def solve(
             (``False``) only the data of earlier times. Dense output works with either, joint samples need
             ``True``. ``"recompute"`` is for ``save="steps"`` in little memory: it keeps only y at every step
             and √N states on the way, for the price of a second pass.
-        uncertainty: ``mp.Transported(members=...)`` for standard deviations that know how the ODE amplifies
-            errors, at the price of one JVP of f per member and step; the filter's own by default. It goes
-            with ``smooth=False``, which is then the default.
+        uncertainty: what ``sol.std`` is. By default, the shape of the filter's (or smoother's) standard
+            deviation, with the size of an error estimate that is carried along by the true Jacobian, for one
+            JVP of f per correction. ``"filter"`` leaves it as the filter computes it, as do
+            ``corrections=1`` and ``mp.EK1``. ``mp.Transported(members=...)`` carries an ensemble of errors,
+            each for that price.
         dt0: the first step; automatic by default.
         controller: ``mp.PIController(...)`` (the default) or ``mp.FixedStep(h)``.
         max_steps: the bound on attempted steps.
@@ -109,14 +114,16 @@ def solve(
     if not outside_transformations():
         return _traced(prepared, smooth, progress)
     outcome = _run(prepared, smooth, progress)
-    solution = _solution(outcome, prepared.setup)
+    solution = _solution(outcome, prepared)
     if solution.success:
+        if int(solution.stats.steps) > MANY and solution.advice:
+            warnings.warn(solution.advice, stacklevel=2)
         return solution
     if solution.status is Status.MEMBERS_NON_FINITE:
         warnings.warn(solution.message, stacklevel=2)
         return solution
     if prepared.setup.plan.trims:
-        solution = _solution(trimmed([outcome], prepared.setup), prepared.setup)
+        solution = _solution(trimmed([outcome], prepared.setup), prepared)
     if solution.status is Status.INTERRUPTED:
         raise SolveInterrupted(solution)
     if throw:
@@ -132,7 +139,7 @@ solve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 def _run(prepared: Prepared, smooth: object, progress: bool | Show) -> Outcome:
     """The solve on the host: as one program, as two, or in segments."""
-    setup, y0, budget = prepared
+    setup, y0, budget, _ = prepared
     packed = Packed(setup)
     if smooth == "recompute":
         return by_recomputation(packed, y0, budget, progress)
@@ -149,14 +156,15 @@ def _traced(prepared: Prepared, smooth: object, progress: bool | Show) -> Soluti
         raise ValueError("progress=True needs concrete values; drop it under jit, vmap or grad.")
     if smooth == "recompute":
         raise ValueError("smooth='recompute' needs concrete values; use smooth=True under jit, vmap or grad.")
-    setup, y0, _ = prepared
+    setup, y0, *_ = prepared
     setup.model.information.check(setup.t0, y0)
     information = setup.model.information.closed(setup.t0, y0)
     setup = setup._replace(model=setup.model._replace(information=information))
-    return _solution(programs.at_once(Packed(setup), y0), setup)
+    return _solution(programs.at_once(Packed(setup), y0), prepared)
 
 
-def _solution(outcome: Outcome, setup: Setup) -> Solution:
+def _solution(outcome: Outcome, prepared: Prepared) -> Solution:
+    model = prepared.setup.model
     return Solution(
         t=outcome.t,
         posterior=outcome.posterior,
@@ -165,6 +173,7 @@ def _solution(outcome: Outcome, setup: Setup) -> Solution:
         stats=outcome.stats,
         status_code=outcome.status,
         reached=outcome.reached,
-        basis=with_constants(setup.model.basis),
-        space=setup.model.space,
+        basis=with_constants(model.basis),
+        space=model.space,
+        remedy=prepared.remedy,
     )

@@ -9,11 +9,17 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from millipode.filter.control import Controller, positive_step
-from millipode.filter.ensemble import Transported
+from millipode.filter.ensemble import Transported, TransportedError
 from millipode.linalg.arguments import check_numeric, positive_integer
 from millipode.linalg.fields import Field, dtype, same_structure
+from millipode.model.linearisation import Linearisation
 from millipode.solvers import Solver
 from millipode.xla.tracing import is_traced
+
+# With a tolerance that is not known while JAX traces a solve, the order is that of this one.
+TYPICAL_RTOL = 1e-6
+# The largest orders in single precision: by default, and at all.
+USUAL_SINGLE, MAX_SINGLE = 4, 8
 
 
 def as_array(x: Any, kind: Any) -> Any:
@@ -161,19 +167,52 @@ def smoothing(smooth: Any, save: Any) -> None:
         raise ValueError(f"smooth must be True, False or 'recompute', got {smooth!r}.")
 
 
-def uncertainty(transported: Any, smooth: Any) -> bool | str:
-    """What ``smooth`` is with this uncertainty; refuses what does not go together."""
-    if transported is None:
-        return True if smooth is None else smooth
-    if not isinstance(transported, Transported):
-        raise TypeError(f"uncertainty must be mp.Transported(members=...) or None, got {transported!r}.")
-    if smooth is not None and smooth is not False:
+def uncertainty(
+    given: Any, solver: Solver, linearisation: Linearisation, smooth: Any
+) -> Transported | TransportedError | None:
+    """What is carried along beside the filter: an ensemble, by default one error estimate, or nothing."""
+    if given is None:
+        # The paper's filter is left as it is, and one with the whole Jacobian transports errors by itself.
+        return TransportedError() if solver.corrections > 1 and not linearisation.is_exact else None
+    if asks_for(given, "filter"):
+        return None
+    if not isinstance(given, Transported):
+        raise TypeError(f"uncertainty must be mp.Transported(members=...), 'filter' or None, got {given!r}.")
+    if asks_for(smooth, "recompute"):
         raise ValueError(
-            f"uncertainty=mp.Transported(...) gives what is known at each time from the past, and "
-            f"smooth={smooth!r} asks for what later steps say as well, which would take all members at all "
-            "steps. Pass smooth=False, or leave it out."
+            "smooth='recompute' is for little memory, and mp.Transported(...) keeps all members at all "
+            "steps. Pass smooth=True, or save=times."
         )
-    return False
+    return given
+
+
+def order(solver: Solver, tolerances: tuple[PyTree, PyTree], kind: Any) -> int:
+    """The order ν for these tolerances; refuses one for which the precision of y has too few digits."""
+    is_single = np.finfo(kind).bits < 64
+    if solver.order is not None:
+        if is_single and solver.order > MAX_SINGLE:
+            raise ValueError(
+                f"order={solver.order} needs float64: in float32, the highest derivatives have no digits "
+                f"left. Use order {MAX_SINGLE} or less, or call jax.config.update('jax_enable_x64', True) at "
+                "startup and pass float64."
+            )
+        return solver.order
+    rtol, atol = tolerances
+    leaves = jax.tree.leaves(rtol)
+    if is_traced(leaves):
+        chosen = solver.order_for(TYPICAL_RTOL)
+    else:
+        positive = [float(x[x > 0].min()) for x in map(np.asarray, leaves) if (x > 0).any()]
+        chosen = solver.order_for(min(positive, default=0.0) or _smallest(atol))
+    return min(chosen, USUAL_SINGLE) if is_single else chosen
+
+
+def _smallest(atol: PyTree) -> float:
+    """The smallest positive absolute tolerance, which says how accurate a solve without rtol is to be."""
+    leaves = jax.tree.leaves(atol)
+    if is_traced(leaves):
+        return TYPICAL_RTOL
+    return min(float(x[x > 0].min()) for x in map(np.asarray, leaves) if (x > 0).any())
 
 
 def solver(given: Any, default: Solver) -> Solver:

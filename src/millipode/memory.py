@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from millipode.covariance import STRUCTURES
 from millipode.filter.control import Controller
-from millipode.filter.ensemble import KIND, Transported
+from millipode.filter.ensemble import Transported, TransportedError, kind_of
 from millipode.linalg.fields import Field, dtype, size
 from millipode.solvers import Solver
 
@@ -41,20 +39,22 @@ class Needs(NamedTuple):
     working: int
 
     @classmethod
-    def of(cls, y0: Field, solver: Solver, uncertainty: Transported | None) -> "Needs":
+    def of(
+        cls, y0: Field, solver: Solver, order: int, uncertainty: Transported | TransportedError | None
+    ) -> "Needs":
         """Those of a state like y0."""
-        d, n, item = size(y0), solver.order + 1, dtype(y0).itemsize
+        d, n, item = size(y0), order + 1, dtype(y0).itemsize
         storage = STRUCTURES[solver.structure].storage(d, n, solver.components)
         # With one γ per unknown, standard deviations are fields in every structure; γ is saved if dynamic.
         per_unknown = solver.diffusion.vector
         marginal = d * (1 + solver.diffusion.is_dynamic) if per_unknown else storage.std
-        members = 0 if uncertainty is None else uncertainty.members * d * np.dtype(KIND).itemsize
+        members = 0 if uncertainty is None else uncertainty.members * d * kind_of(y0).itemsize
         return cls(
             per_state=(n * d + storage.root + marginal) * item,
             per_smoothed=storage.smoothed * item,
             per_marginal=(d + marginal) * item,
             members=n * members,
-            per_saved_members=members,
+            per_saved_members=_saved(uncertainty, members, item),
             working=storage.working * item,
         )
 
@@ -65,11 +65,18 @@ class Needs(NamedTuple):
         return self.per_state + self.per_saved_members + (self.per_smoothed if smooth else 0)
 
 
-def check_working(needs: Needs, y0: Field, solver: Solver) -> None:
+def _saved(uncertainty: Transported | TransportedError | None, members: int, item: int) -> int:
+    """What is kept of errors at one saved time: all members, or the size of a single estimate."""
+    if uncertainty is None:
+        return 0
+    return members if isinstance(uncertainty, Transported) else item
+
+
+def check_working(needs: Needs, y0: Field, solver: Solver, order: int) -> None:
     """Refuse a covariance that cannot fit."""
     if not fits(needs.working):
         raise ValueError(
-            f"A {solver.structure} covariance for {size(y0)} unknowns and order {solver.order} needs about "
+            f"A {solver.structure} covariance for {size(y0)} unknowns and order {order} needs about "
             f"{gigabytes(needs.working)}, and {gigabytes(available())} is available. Use mp.EK0 or "
             "mp.DiagonalEK1 with their default structure, which take O(d)."
         )
@@ -108,7 +115,7 @@ def budget_for_steps(needs: Needs, y0: Field, smooth: bool | str, steps: int, bo
         less = needs.per_marginal * steps
         cheaper = (
             f"smooth='recompute' ({gigabytes(less)}, and a second pass), "
-            if bounded and not needs.members and less <= budget
+            if bounded and needs.per_saved_members < needs.per_marginal and less <= budget
             else ""
         )
         raise ValueError(

@@ -40,11 +40,13 @@ class Prepared(NamedTuple):
         setup: what the loop needs.
         y0: the initial value.
         budget: the bytes that saving may use.
+        remedy: what to do if the problem turns out to be stiff, as a sentence.
     """
 
     setup: Setup
     y0: Field
     budget: int
+    remedy: str
 
 
 def prepare(
@@ -58,7 +60,7 @@ def prepare(
     atol: Any = 1e-6,
     save: Any = "steps",
     smooth: Any = None,
-    uncertainty: Transported | None = None,
+    uncertainty: Any = None,
     dt0: Any = None,
     controller: Controller | None = None,
     max_steps: int = MAX_STEPS,
@@ -72,26 +74,30 @@ def prepare(
     max_steps = checks.max_steps(max_steps)
     tolerances = Tolerances(*checks.tolerances(rtol, atol, y0))
     dt0 = checks.first_step(dt0, controller, kind)
+    order = checks.order(solver, tolerances, kind)
     linearisation = solver.linearisation(y0)
     solver.check_span(float(t1) - float(t0) if not is_traced(t0, t1) else None, kind)
-    smooth = checks.uncertainty(uncertainty, smooth)
+    uncertainty = checks.uncertainty(uncertainty, solver, linearisation, smooth)
+    smooth = True if smooth is None else smooth
     checks.smoothing(smooth, save)
-    needs = memory.Needs.of(y0, solver, uncertainty)
-    memory.check_working(needs, y0, solver)
-    if uncertainty is not None:
+    needs = memory.Needs.of(y0, solver, order, uncertainty)
+    memory.check_working(needs, y0, solver, order)
+    if isinstance(uncertainty, Transported):
         times = len(save) if np.ndim(save) == 1 else 0
-        memory.check_members(needs, uncertainty, y0, solver.order, times)
+        memory.check_members(needs, uncertainty, y0, order, times)
     # Floats are values, to be traced; integers, flags and the like may steer f, and stay what they are.
     args = jax.tree.map(lambda x: np.asarray(x, kind) if isinstance(x, float | np.floating) else x, args)
     field = VectorField(f, args, _sign(t0, t1, kind))
     information = FirstOrderODE(field, linearisation)
     # Prior and spatial covariance leave the solve with the solution, and with them functions inside of them.
-    prior = with_constants(solver.prior.fitted(linearisation.rates, field.sign, y0))
+    prior = with_constants(solver.prior.with_order(order).fitted(linearisation.rates, field.sign, y0))
     space = with_constants(solver.space(y0))
-    model = Filter(information, prior, solver.diffusion, tolerances, space, uncertainty)
+    model = Filter(information, prior, solver.diffusion, tolerances, solver.corrections, space, uncertainty)
     setup = Setup(model, controller, SAVE_END, t0, t1, dt0, solver.structure, solver.initialise, max_steps)
     plan, budget = _save_plan(save, smooth, setup, y0, needs)
-    return Prepared(setup._replace(plan=plan), y0, budget)
+    # Fixed steps are as long as the user says, and neither accuracy nor stability limits them.
+    remedy = "" if controller.knows_first_step else solver.remedy(y0)
+    return Prepared(setup._replace(plan=plan), y0, budget, remedy)
 
 
 def _save_plan(

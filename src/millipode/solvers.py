@@ -1,17 +1,17 @@
 """Recipes: a solver names its parts, and says which covariance structure they preserve."""
 
-import abc
+import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import PyTree
 
 from millipode import parts
-from millipode.filter.calibration import Diffusion
-from millipode.linalg.arguments import positive_integer
-from millipode.linalg.fields import Field
+from millipode.filter.calibration import Diffusion, DynamicDiffusion
+from millipode.linalg.arguments import as_integer, positive_integer
+from millipode.linalg.fields import Field, size
 from millipode.model.linearisation import (
     FirstOrder,
     GivenDiagonal,
@@ -23,6 +23,7 @@ from millipode.model.linearisation import (
 from millipode.model.priors import Prior
 from millipode.model.spectral import SpectralFirstOrder
 from millipode.model.stencil import Stencil
+from millipode.parts import Solver
 from millipode.pde.bases import Basis
 from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Spatial
@@ -34,51 +35,6 @@ Structure = Literal["kronecker", "blockdiagonal", "dense"]
 Initialise = Literal["taylor", "runge-kutta"]
 
 
-class Solver(eqx.Module):
-    """An ODE filter: a prior, a linearisation, a diffusion, and a covariance structure.
-
-    To write your own, derive from this class (an ``equinox.Module``), declare the attributes, and return your
-    linearisation from the method of that name; CONTRIBUTING.md has an example.
-
-    Attributes:
-        prior: of y and its derivatives.
-        diffusion: how γ is calibrated.
-        structure: of the covariance: ``"kronecker"``, ``"blockdiagonal"``, ``"coupled"`` or ``"dense"``.
-        initialise: ``"taylor"``, ``"runge-kutta"`` or None for automatic.
-    """
-
-    prior: eqx.AbstractVar[Prior]
-    diffusion: eqx.AbstractVar[Diffusion]
-    structure: eqx.AbstractVar[str]
-    initialise: eqx.AbstractVar[str | None]
-
-    @property
-    def order(self) -> int:
-        """ν, the number of derivatives in the state."""
-        return self.prior.order
-
-    @property
-    def components(self) -> int:
-        """How many components of y share a block of the covariance."""
-        return 1
-
-    def check_span(self, span: float | None, kind: Any) -> None:
-        """Warn if a solve over this time asks too much of the solver.
-
-        Args:
-            span: t1 − t0, None if traced.
-            kind: the dtype of y.
-        """
-
-    def space(self, y: Field) -> Space | None:
-        """Γ̆ for a problem like y, in the basis of the linearisation; None for the identity."""
-        return None
-
-    @abc.abstractmethod
-    def linearisation(self, y: Field) -> Linearisation:
-        """How f is linearised for a state like y."""
-
-
 class EK0(Solver):
     """F_y = 0: explicit, the cheapest, and the choice for large non-stiff problems.
 
@@ -86,7 +42,7 @@ class EK0(Solver):
     every diffusion but the dynamic vector-valued one, which makes it block-diagonal (Proposition 2).
 
     Args:
-        order: ν, from 1 to 11.
+        order: ν, from 1 to 11; chosen from ``rtol`` by default.
         diffusion: ``mp.DynamicDiffusion(vector=...)`` or ``mp.ConstantDiffusion(vector=...)``.
         structure: ``"kronecker"``, ``"blockdiagonal"`` or ``"dense"``; automatic by default.
         spatial: how unknowns are correlated in space a priori, such as ``mp.Matern(grid, ...)``; for scalar
@@ -94,6 +50,8 @@ class EK0(Solver):
             Independent unknowns by default.
         prior: in place of ``mp.IWP(order)``: ``mp.IOUP(rate=...)`` or ``mp.MaternProcess(...)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+        corrections: how often f is evaluated and the state corrected in a step, at most; 1 is the paper's
+            filter.
 
     >>> import millipode as mp
     >>> mp.EK0(order=3).structure, mp.EK0(diffusion=mp.DynamicDiffusion(vector=True)).structure
@@ -105,6 +63,7 @@ class EK0(Solver):
     structure: str = eqx.field(static=True)
     spatial: PyTree[Spatial] | None
     initialise: str | None = eqx.field(static=True)
+    corrections: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -115,8 +74,9 @@ class EK0(Solver):
         spatial: PyTree[Spatial] | None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
+        corrections: int = 2,
     ):
-        self.prior = parts.prior(order, prior, 4)
+        self.prior = parts.prior(order, prior)
         self.diffusion = parts.diffusion(diffusion)
         self.spatial = parts.spatial(spatial, self.diffusion)
         per_unknown = self.diffusion.vector and self.diffusion.is_dynamic
@@ -135,6 +95,7 @@ class EK0(Solver):
             )
         self.structure = parts.structure(structure, "blockdiagonal" if per_unknown else "kronecker")
         self.initialise = parts.initialise(initialise)
+        self.corrections = as_integer(corrections, "corrections", 1)
 
     def space(self, y: Field) -> Space | None:
         """The spatial covariance that was given."""
@@ -151,7 +112,7 @@ class DiagonalEK1(Solver):
     The covariance is block-diagonal, one small matrix per unknown (the paper's Proposition 2).
 
     Args:
-        order: ν, from 1 to 11.
+        order: ν, from 1 to 11; chosen from ``rtol`` by default.
         jacobian_diagonal: the diagonal of ∂f/∂y, as a function with the signature of f that returns
             something like y, or as a declared ``mp.Stencil``. Only problems with at most a few
             hundred unknowns can do without.
@@ -160,13 +121,18 @@ class DiagonalEK1(Solver):
         spatial: refused, with the reason.
         prior: in place of ``mp.IWP(order)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+        corrections: how often f is evaluated and the state corrected in a step, at most; 1 is the paper's
+            filter.
     """
+
+    orders: ClassVar[tuple[tuple[float, int], ...]] = ((4.5, 3), (6.5, 4), (math.inf, 5))
 
     prior: Prior
     jacobian_diagonal: Callable | Stencil | None
     diffusion: Diffusion
     structure: str = eqx.field(static=True)
     initialise: str | None = eqx.field(static=True)
+    corrections: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -178,9 +144,10 @@ class DiagonalEK1(Solver):
         spatial: None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
+        corrections: int = 2,
     ):
         parts.no_spatial(spatial, "DiagonalEK1", "the diagonal of the Jacobian differs between unknowns")
-        self.prior = parts.prior(order, prior, 3)
+        self.prior = parts.prior(order, prior)
         known = jacobian_diagonal is None or isinstance(jacobian_diagonal, Stencil)
         if not known and not callable(jacobian_diagonal):
             raise TypeError(
@@ -192,6 +159,7 @@ class DiagonalEK1(Solver):
         why = "DiagonalEK1 is not Kronecker: the gain differs between unknowns as their Jacobians do."
         self.structure = parts.structure(structure, "blockdiagonal", not_kronecker=why)
         self.initialise = parts.initialise(initialise)
+        self.corrections = as_integer(corrections, "corrections", 1)
 
     def linearisation(self, y: Field) -> Linearisation:
         """The exact diagonal, from what is known of it."""
@@ -210,7 +178,7 @@ class SpectralEK1(Solver):
     per mode (the paper's Proposition 2, in another basis).
 
     Args:
-        order: ν, from 1 to 11.
+        order: ν, from 1 to 11; chosen from ``rtol`` by default.
         linear: the stiff linear part, from ``mp.Grid(...).diffusion(...)`` or ``.operator(...)``; or any
             pair of an orthonormal basis (``mp.basis.Basis``) and eigenvalues.
         refresh: every so many steps, look at the mean over space of ∂f/∂y beyond ``linear``, by one JVP per
@@ -224,7 +192,11 @@ class SpectralEK1(Solver):
             modes, and costs nothing. One covariance, or one per component, as for ``mp.EK0``.
         prior: ``mp.IWP(order)`` by default; or ``mp.IOUP()``, which is exact for the linear part.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+        corrections: how often f is evaluated and the state corrected in a step, at most; 1 is the paper's
+            filter.
     """
+
+    orders: ClassVar[tuple[tuple[float, int], ...]] = ((4.5, 3), (6.5, 4), (math.inf, 5))
 
     prior: Prior
     linear: Linear
@@ -233,6 +205,7 @@ class SpectralEK1(Solver):
     structure: str = eqx.field(static=True)
     spatial: PyTree[Spatial] | None
     initialise: str | None = eqx.field(static=True)
+    corrections: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -245,8 +218,9 @@ class SpectralEK1(Solver):
         spatial: PyTree[Spatial] | None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
+        corrections: int = 2,
     ):
-        self.prior = parts.prior(order, prior, 3, linear=True)
+        self.prior = parts.prior(order, prior, linear=True)
         if isinstance(linear, tuple) and len(linear) == 2 and isinstance(linear[0], Basis):
             linear = Linear(*linear)
         if not isinstance(linear, Linear):
@@ -274,6 +248,7 @@ class SpectralEK1(Solver):
                 )
             self.structure = "coupled"
         self.initialise = parts.initialise(initialise)
+        self.corrections = as_integer(corrections, "corrections", 1)
 
     @property
     def components(self) -> int:
@@ -290,6 +265,20 @@ class SpectralEK1(Solver):
             return None
         return Space.in_modes(self.spatial, y, self.linear, self.linear.fitted(y).eigenvalues)
 
+    def remedy(self, y: Field) -> str:
+        """What ``linear`` leaves out is stiff, too: measure it, couple it, or use the whole Jacobian."""
+        if size(y) <= parts.WHOLE:
+            return parts.stiff_solver(y)
+        if self.refresh is None:
+            return (
+                "f is stiff beyond its linear part: pass refresh=10 to mp.SpectralEK1, which measures how "
+                "fast the components react, and treats that implicitly as well."
+            )
+        return (
+            "f is stiff beyond its linear part and beyond what refresh measures of each component: pass "
+            "grid.diffusion(..., reaction=matrix) as linear, with the stiff reaction between components."
+        )
+
     def linearisation(self, y: Field) -> Linearisation:
         """The linear part."""
         return SpectralFirstOrder.of(self.linear, y, self.refresh)
@@ -301,18 +290,25 @@ class EK1(Solver):
     The covariance is dense, so a step costs O(d³) and memory is O(d²).
 
     Args:
-        order: ν, from 1 to 11.
-        diffusion: ``mp.DynamicDiffusion()`` or ``mp.ConstantDiffusion()``, scalar.
+        order: ν, from 1 to 11; chosen from ``rtol`` by default.
+        diffusion: ``mp.DynamicDiffusion(vector=True)`` (the default), ``mp.DynamicDiffusion()`` or
+            ``mp.ConstantDiffusion()``. With one γ for all unknowns of very different sizes, the filter blames
+            the residuals of large ones on small ones, and takes many more steps.
         structure: ``"dense"``, the only one that a full Jacobian preserves.
         spatial: refused, with the reason.
         prior: in place of ``mp.IWP(order)``.
         initialise: ``"taylor"`` or ``"runge-kutta"``; automatic by default.
+        corrections: how often f is evaluated and the state corrected in a step, at most; 1 is the paper's
+            filter.
     """
+
+    orders: ClassVar[tuple[tuple[float, int], ...]] = ((4.5, 4), (math.inf, 5))
 
     prior: Prior
     diffusion: Diffusion
     structure: str = eqx.field(static=True)
     initialise: str | None = eqx.field(static=True)
+    corrections: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -323,15 +319,17 @@ class EK1(Solver):
         spatial: None = None,
         prior: Prior | None = None,
         initialise: Initialise | None = None,
+        corrections: int = 4,
     ):
         parts.no_spatial(spatial, "EK1", "the Jacobian mixes unknowns")
-        self.prior = parts.prior(order, prior, 4)
-        self.diffusion = parts.diffusion(diffusion)
-        if self.diffusion.vector:
+        self.prior = parts.prior(order, prior)
+        self.diffusion = parts.diffusion(diffusion, DynamicDiffusion(vector=corrections != 1))
+        if self.diffusion.vector and not self.diffusion.is_dynamic:
             raise ValueError(
-                "EK1 has no vector-valued diffusion: a full Jacobian couples the unknowns, so the "
-                "γ_i have no separate quasi-MLEs (the paper's Proposition 1 needs a diagonal "
-                "one). Use vector=False, or mp.DiagonalEK1."
+                "EK1 has no constant vector-valued diffusion: a full Jacobian couples the unknowns, so the "
+                "covariance cannot be calibrated unknown by unknown after the fact (the paper's "
+                "Proposition 1 needs a diagonal one). Use mp.DynamicDiffusion(vector=True), vector=False, or "
+                "mp.DiagonalEK1."
             )
         if structure not in (None, "dense"):
             raise ValueError(
@@ -340,6 +338,11 @@ class EK1(Solver):
             )
         self.structure = "dense"
         self.initialise = parts.initialise(initialise)
+        self.corrections = as_integer(corrections, "corrections", 1)
+
+    def remedy(self, y: Field) -> str:
+        """None: the whole Jacobian is known."""
+        return ""
 
     def linearisation(self, y: Field) -> Linearisation:
         """The whole Jacobian."""

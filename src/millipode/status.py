@@ -28,13 +28,13 @@ class Status(enum.IntEnum):
 _EXPLANATIONS = {
     Status.SUCCESS: "The solver reached the end of the time span.",
     Status.MAX_STEPS: (
-        "The maximum number of steps was reached before the end of the time span. Raise max_steps, "
-        "loosen rtol and atol, or use a solver that suits stiff problems: mp.DiagonalEK1 or mp.EK1."
+        "The maximum number of steps was reached before the end of the time span. Raise max_steps, or "
+        "loosen rtol and atol."
     ),
     Status.STEP_TOO_SMALL: (
         "The step size fell below what the floating-point format can resolve. The solution may be "
-        "singular here, or the tolerance too tight: loosen rtol and atol, enable float64, or use a "
-        "solver that suits stiff problems."
+        "singular here, f may jump (a lower order copes better), or the tolerance is too tight: loosen rtol "
+        "and atol, or enable float64."
     ),
     Status.NON_FINITE: (
         "f or the state became infinite or NaN, and smaller steps did not help. The solution may "
@@ -46,9 +46,10 @@ _EXPLANATIONS = {
         "matter, save='end', or smooth='recompute', which keeps less per step."
     ),
     Status.MEMBERS_NON_FINITE: (
-        "The solver reached the end of the time span, and its mean is valid; but ensemble members became "
-        "infinite or NaN on the way, so that nothing is known of its uncertainty: the linearised ODE "
-        "amplifies errors beyond all bounds. Tighten rtol and atol, or look at filter_std."
+        "The solver reached the end of the time span, and its mean is valid; but ensemble members (or the "
+        "error estimate that sol.std comes from) became infinite or NaN on the way, so that nothing is known "
+        "of its uncertainty: the linearised ODE amplifies errors beyond all bounds. Tighten rtol and atol, "
+        "or look at filter_std."
     ),
     Status.INTERRUPTED: (
         "The solve was interrupted. What it had saved until then is in the solution that comes with this."
@@ -63,8 +64,12 @@ class Stats(NamedTuple):
         steps: accepted steps.
         rejected: rejected attempts.
         f_evals: evaluations of f, including those of the initialisation.
+        diverged: attempts whose corrections did not contract; a step size controller rejects these.
+        stiff: whether stability, rather than accuracy, chose most steps.
     """
 
     steps: Array
     rejected: Array
     f_evals: Array
+    diverged: Array
+    stiff: Array

@@ -118,7 +118,7 @@ def solve(
         outputs = solving.Outputs(folder, file_format.value, samples, seed, animate and animate.value, plot)
         solving.check_outputs(outputs, job)
         if not quiet:
-            how = f"{type(recipe).__name__}({recipe.order})"
+            how = f"{type(recipe).__name__}({recipe.order_for(rtol)})"
             typer.echo(f"{name}: {solving.unknowns(given)} unknowns, {how}", err=True)
         with _terminated_as_interrupted():
             solution, seconds = solving.run(job)

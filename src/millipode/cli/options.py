@@ -68,9 +68,7 @@ SaveAt = Annotated[
 ]
 Smooth = Annotated[
     bool | None,
-    typer.Option(
-        help="Condition on all steps (unless there are members), or only on those before each time."
-    ),
+    typer.Option(help="Condition on all steps, or only on those before each time."),
 ]
 Members = Annotated[
     int,

@@ -16,6 +16,7 @@ from millipode.covariance.transition import BlockTransition, Transition
 from millipode.linalg.batches import product
 from millipode.linalg.fields import Coefficient, Field, Row, leaves_of
 from millipode.linalg.fields import per_leaf as spread_over_leaves
+from millipode.linalg.jacobians import DiagonalJacobian
 from millipode.linalg.randomness import Numbers, normal
 
 
@@ -58,6 +59,18 @@ class BlockDiagonal(Covariance):
         """The residual of each unknown times the gain of that unknown."""
         gains = _elementwise(blocks.process_gain, transition, observation.rows(z), z)
         return jax.tree.map(jnp.multiply, gains, z)
+
+    def gain_of_y(
+        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
+    ) -> DiagonalJacobian:
+        """One number per unknown."""
+
+        def one(root: Array, s: Array, j: Array | None, rate: Array | None) -> tuple[Array]:
+            return (blocks.gain_of_y(root, transition.at(rate), s, BlockObservation(j)),)
+
+        roots, gammas = jax.tree.leaves(self.root), leaves_of(gamma, z)
+        (gain,) = per_leaf(one, z, roots, gammas, observation.rows(z), transition.rates(z))
+        return DiagonalJacobian(gain)
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

@@ -149,6 +149,20 @@ def process_gain(transition: BlockTransition, observation: BlockObservation) -> 
     return y_per_residual(transition) * root[0, 0] * first / (first**2 + root[1, 1] ** 2)
 
 
+def gain_of_y(root: Block, transition: BlockTransition, gamma: Array, observation: BlockObservation) -> Array:
+    """The entry for y of the gain K, from the columns for y and y' of the stack [R Φᵀ ; γ R_Σ] alone."""
+    scaled = root / transition.scaling.reshape(-1, *(1,) * (root.ndim - 2))
+    noise = transition.scaled_root
+    seen = observation.scaled(transition)
+    value, slope = (_row(transition, scaled, q) for q in range(2))
+    residual = seen.of(value, slope)
+    first, second = gamma * noise[0, 0], gamma * noise[1, 1]
+    of_noise = seen.of(first, gamma * noise[0, 1])
+    square = jnp.sum(residual**2, axis=0) + of_noise**2 + second**2
+    product = jnp.sum(value * residual, axis=0) + first * of_noise
+    return y_per_residual(transition) * safe_divide(product, square)
+
+
 def marginal_std(root: Block, row: Row, noise: Array, gamma: Array) -> Array:
     """√(φ RᵀR φᵀ + γ² noise) for one row φ of a transition."""
     projected = sum(p * root[:, j] for j, p in enumerate(row) if p is not None)

@@ -80,10 +80,15 @@ class DiagonalInnovation(RootInnovation):
     def whiten(self, z: Field) -> Field:
         """z_i / s_i."""
         if is_shared(self.deviation, z):
-            # One division, and no selection over z: XLA can then sum the squares without storing them.
-            inverse = jax.tree.map(lambda s: safe_divide(jnp.ones_like(s), s), self.deviation)
-            return map_leaves(jnp.multiply, z, inverse)
+            return map_leaves(jnp.multiply, z, self._inverse())
         return map_leaves(safe_divide, z, self.deviation)
+
+    def rms(self, z: Field) -> Array:
+        """√(Σ_i (z_i / s_i)² / d), with one division and no intermediate field if all unknowns share s."""
+        return self._inverse() * rms(z) if is_shared(self.deviation, z) else super().rms(z)
+
+    def _inverse(self) -> Array:
+        return safe_divide(jnp.ones_like(self.deviation), self.deviation)
 
     def quadratic(self, z: Field) -> Array:
         """Σ_i (z_i / s_i)². With one shared s the sum of squares is scaled once, so no field is stored."""
@@ -96,7 +101,7 @@ class DiagonalInnovation(RootInnovation):
         return self._times_form(form) if is_shared(self.deviation, z) else None
 
     def _times_form(self, form: Array) -> Array:
-        return form * safe_divide(jnp.ones_like(self.deviation), self.deviation) ** 2
+        return form * self._inverse() ** 2
 
     def std(self) -> Coefficient:
         """The deviations s."""

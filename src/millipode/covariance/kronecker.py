@@ -13,6 +13,7 @@ from millipode.covariance.protocol import Corrected, Covariance, Kernel, Storage
 from millipode.covariance.transition import Transition
 from millipode.linalg.batches import product
 from millipode.linalg.fields import Coefficient, Field, Row, combine, size
+from millipode.linalg.jacobians import DiagonalJacobian
 from millipode.linalg.randomness import Numbers, normal
 
 
@@ -49,6 +50,13 @@ class Kronecker(Covariance):
         """The residual times one number, the gain of all unknowns."""
         gain = blocks.process_gain(transition.at(None), _shared(observation, z))
         return jax.tree.map(lambda leaf: gain * leaf, z)
+
+    def gain_of_y(
+        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
+    ) -> DiagonalJacobian:
+        """One number for all unknowns."""
+        seen = _shared(observation, z)
+        return DiagonalJacobian(blocks.gain_of_y(self.root, transition.at(None), gamma, seen))
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

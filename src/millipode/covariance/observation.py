@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from millipode.covariance.transition import BlockTransition, Transition
+from millipode.covariance.transition import Transition
 from millipode.linalg.batches import Block
 from millipode.linalg.fields import Coefficient, Field, flat
 from millipode.linalg.jacobians import Jacobian
@@ -144,6 +144,6 @@ def units(transition: Transition) -> Array:
     return transition.scaling[1]
 
 
-def y_per_residual(transition: BlockTransition) -> Array:
+def y_per_residual(transition: Transition) -> Array:
     """T₀/T₁, the factor from a gain of y in scaled coordinates to the gain of y."""
     return _ratio(transition)

@@ -14,6 +14,7 @@ from millipode.covariance.innovation import Innovation
 from millipode.covariance.observation import Observation
 from millipode.covariance.transition import Transition
 from millipode.linalg.fields import Coefficient, Field, Row
+from millipode.linalg.jacobians import Jacobian
 from millipode.linalg.randomness import Numbers
 
 
@@ -77,6 +78,12 @@ class Covariance(eqx.Module):
     @abc.abstractmethod
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
         """E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z: the correction of y if the noise of this step is the only uncertainty."""
+
+    @abc.abstractmethod
+    def gain_of_y(
+        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
+    ) -> Jacobian:
+        """E₀ K, which maps a residual to the correction of y; without the rest of ``correct``."""
 
     @abc.abstractmethod
     def correct(

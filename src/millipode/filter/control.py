@@ -45,6 +45,10 @@ class Controller(eqx.Module):
             order: ν.
         """
 
+    def if_diverged(self, error: Array, diverged: Array, order: int) -> Array:
+        """The error of a step, or a larger one if its corrections diverged: one that half the step has."""
+        return jnp.where(diverged, jnp.maximum(error, 2.0 ** (order + 1)), error)
+
     @abc.abstractmethod
     def end_of_step(self, t0: Array, t: Array, sign: Array, h: Array, steps: Array) -> Array:
         """The user's time at which a step of length h ends.
@@ -82,6 +86,9 @@ class PIController(Controller):
     oscillation of the step size that integral control alone (kI = 1, kP = 0) shows where stability,
     not accuracy, limits the step. A rejected step shrinks by its own error alone.
 
+    Steps at most double by default. Such a step is no longer than the time since the last rejection, so it
+    does not leap over a kink that comes back with some period; with longer leaps, that goes unnoticed.
+
     Args:
         safety: s, how far below the step of the tolerance to aim.
         integral: kI.
@@ -94,7 +101,7 @@ class PIController(Controller):
     integral: float = eqx.field(static=True, default=0.3)
     proportional: float = eqx.field(static=True, default=0.4)
     shrink: float = eqx.field(static=True, default=0.2)
-    grow: float = eqx.field(static=True, default=10.0)
+    grow: float = eqx.field(static=True, default=2.0)
 
     def __check_init__(self) -> None:
         if not 0 < self.shrink < 1 < self.grow or not 0 < self.safety <= 1:

@@ -3,24 +3,31 @@
 ``members`` has the mathematics.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from millipode.covariance.kronecker import Kronecker
 from millipode.linalg.arguments import as_integer
-from millipode.linalg.fields import Field, size
+from millipode.linalg.fields import Field, dtype, size
 from millipode.linalg.randomness import as_key
 
-# Members are noisy by themselves: more digits would cost time and memory, and add no information.
-KIND = jnp.float32
+# From this many unknowns on, members are single precision: they are noisy by themselves, and more digits
+# would cost time and memory. Those of small problems have the precision of y, and as many powers of ten.
+LARGE = 2**14
 # This many numbers are moved at once: members of small problems together, those of large ones one by one.
 TOGETHER = 2**19
 # There are at most this many chunks, because each is a program of its own to compile.
 CHUNKS = 32
+
+
+def kind_of(y: Field) -> Any:
+    """The dtype of members of a problem like y."""
+    return np.dtype(np.float32) if size(y) >= LARGE else dtype(y)
 
 
 class Transported(eqx.Module):
@@ -45,6 +52,8 @@ class Transported(eqx.Module):
     >>> sol.members.shape == (8, *sol.mean.shape), sol.std.shape == sol.mean.shape
     (True, True)
     """
+
+    is_ensemble: ClassVar[bool] = True
 
     members: int = eqx.field(static=True)
     key: Any
@@ -85,6 +94,39 @@ class Transported(eqx.Module):
         return max((k for k in divisors if k * size(y) <= TOGETHER), default=least)
 
 
+class TransportedError(eqx.Module):
+    """One estimate of the filter's error, without random numbers, which says how large ``sol.std`` is.
+
+    It is an ensemble member that starts at zero and is driven by the steps' defects as they are. Like any
+    member it is moved by the true Jacobian, for as many JVPs of f per step as there are corrections.
+    """
+
+    members: ClassVar[int] = 1
+    noise: ClassVar[str] = "defect"
+    sharding: ClassVar[None] = None
+    is_ensemble: ClassVar[bool] = False
+
+    def at_once(self, y: Field) -> int:
+        """The only one."""
+        return 1
+
+
+# The size of an error before the first step has ended.
+UNKNOWN = -1.0
+
+
+class Errors(NamedTuple):
+    """What is kept of errors of y at a saved time: one of the two.
+
+    Attributes:
+        members: the ensemble, with the members' axis in front.
+        size: the root mean square of a single estimate, one number; or ``UNKNOWN``.
+    """
+
+    members: Field | None
+    size: Array | None
+
+
 class Lag(NamedTuple):
     """The error of an EK0 per unit of a constant c, and the filter that makes it.
 
@@ -101,21 +143,24 @@ class Defect(NamedTuple):
 
     Attributes:
         latest: c v₁ of the last step alone, in the units of a residual.
-        mean: that of the last two steps, weighted by their lengths.
+        mean: that of the last two steps, weighted by their lengths. A single error needs neither of the two
+            from the step before.
         square: the sum of its squares.
         unit: v₁ of the last step; 0 before the first one.
         h: the last step; 0 before the first one.
         persistent: the part of the multipliers m that persists.
         lag: tells which share of a residual is information from this step.
+        residual: the size of recent residuals.
     """
 
-    latest: Field
-    mean: Field
+    latest: Field | None
+    mean: Field | None
     square: Array
     unit: Array
     h: Array
     persistent: Float[Array, " s"]
     lag: Lag
+    residual: Array
 
 
 class Members(NamedTuple):
@@ -123,8 +168,8 @@ class Members(NamedTuple):
 
     Attributes:
         chunks: e, some members at a time: one field per field of the prior's state, members in front. Field q
-            is in units of time^−q, so that it has a size that ``KIND`` can hold.
-        time: the unit of time.
+            is in units of time^−q, so that it has a size that single precision can hold.
+        time: the unit of time, the last step.
         steps: the number of steps that they have made, for the random numbers.
         defect: of the last step, unless the noise is white.
     """
@@ -144,11 +189,16 @@ class Drive(NamedTuple):
     """What moves the members in one step.
 
     Attributes:
-        key: for random numbers.
+        key: for random numbers, if there are any.
         defect: what the step has missed; None if the noise is white.
         multiplier: m, one number per member; None if the noise is white.
     """
 
-    key: Array
+    key: Array | None
     defect: Defect | None = None
     multiplier: Float[Array, " s"] | None = None
+
+    def number(self, s: Array) -> Array:
+        """The random key of member s."""
+        assert self.key is not None
+        return jax.random.fold_in(self.key, s)

@@ -30,11 +30,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, ArrayLike, PyTree
 
-from millipode.covariance.kronecker import Kronecker
-from millipode.covariance.observation import Observation
-from millipode.filter.ensemble import KIND, Defect, Drive, Lag, Members, Transported
+from millipode.filter.defects import balanced, credible, no_defect, of_member
+from millipode.filter.ensemble import UNKNOWN, Defect, Errors, Members, Transported, kind_of
+from millipode.filter.error import moved_by
 from millipode.filter.moving import moved
 from millipode.filter.state import Attempt, Filter, State
 from millipode.linalg.fields import (
@@ -44,14 +44,12 @@ from millipode.linalg.fields import (
     combine,
     dtype,
     map_leaves,
-    safe_divide,
     safe_sqrt,
-    total,
+    scaled_rms,
 )
-from millipode.linalg.jacobians import ZeroJacobian
 from millipode.linalg.randomness import signs
 from millipode.model.noise import noise_of
-from millipode.model.priors.iwp import IWP, powers
+from millipode.model.priors.iwp import powers
 from millipode.xla.autodiff import while_loop
 from millipode.xla.ordering import Token, after, after_in_branch
 
@@ -65,7 +63,11 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
         local: γ̂ at t₀.
         time: the unit of time, of the size of a step.
     """
-    plan, y, covariance = _plan(model), state.mean[0], state.covariance
+    plan, y, covariance = model.uncertainty, state.mean[0], state.covariance
+    if not isinstance(plan, Transported):
+        nothing = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), kind_of(y)), y)
+        defect = no_defect(model, y, jnp.ones(1, dtype(y)))._replace(latest=None, mean=None)
+        return Members(((nothing,) * (model.prior.order + 1),), time, jnp.zeros((), jnp.int32), defect)
     key = jax.random.wrap_key_data(plan.key)
     keys = jax.random.split(jax.random.fold_in(key, 0), plan.members)
 
@@ -74,7 +76,7 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
         if plan.noise == "defect" and not model.diffusion.is_dynamic:
             fields = tuple(map_leaves(jnp.multiply, x, local) for x in fields)
         return tuple(
-            jax.tree.map(lambda leaf, c=c: (c * leaf).astype(KIND), x)
+            jax.tree.map(lambda leaf, c=c: (c * leaf).astype(kind_of(y)), x)
             for c, x in zip(powers(time, len(fields)), fields, strict=True)
         )
 
@@ -84,109 +86,62 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
     steps = jnp.zeros((), jnp.int32)
     if plan.noise == "white":
         return Members(chunks, time, steps, None)
-    n, kind = model.prior.order + 1, dtype(y)
-    lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
-    persistent = _balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), kind))
-    nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, KIND), y), jnp.zeros((), kind)
-    defect = Defect(nothing, nothing, jnp.zeros((), float), zero, zero, persistent, lag)
-    return Members(chunks, time, steps, defect)
-
-
-def _plan(model: Filter) -> Transported:
-    assert model.uncertainty is not None
-    return model.uncertainty
+    persistent = balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), dtype(y)))
+    return Members(chunks, time, steps, no_defect(model, y, persistent))
 
 
 def _correlated(model: Filter, white: Field) -> Field:
     return white if model.space is None else model.space.correlate(white)
 
 
-def _balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
-    """Numbers with a mean square of 1, so that one persistent defect has the right spread for any S."""
-    return x * lax.rsqrt(jnp.mean(x**2))
-
-
-def drive(model: Filter, members: Members, a: Attempt) -> Drive:
-    """What an attempted step does to the members, from its residual."""
-    plan, h = _plan(model), a.prediction.h
-    key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + members.steps)
-    if plan.noise == "white":
-        return Drive(key)
-    assert members.defect is not None
-    before = members.defect
-    share, lag = _informative_share(model.prior.order, before.lag, h)
-    v = model.prior.remainder(h)
-    explained = a.residual.observation.explain(a.residual.z, (v[0], v[1]))
-    ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
-    weight = h / (h + before.h)
-    new = jax.tree.map(lambda x: jnp.where(a.accept, -share * x, 0), explained)  # NaN if rejected
-    mean = jax.tree.map(lambda x, y: weight * x + (1 - weight) * ratio * y, new, before.latest)
-    latest, mean = jax.tree.map(lambda x: x.astype(KIND), (new, mean))
-    unit = lax.rsqrt(jnp.where(before.square > 0, before.square, 1)).astype(KIND)
-    square, inner = _inner(mean, mean, unit), _inner(mean, before.mean, unit)
-    rho = safe_divide(inner, safe_sqrt(square) * safe_sqrt(before.square))
-    rho = jnp.clip(rho, 0, 1).astype(before.persistent.dtype)
-    rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
-    fresh = jax.random.normal(key, (2, plan.members), rho.dtype)
-    rest = safe_sqrt(1 - rho**2)
-    persistent = _balanced(rho * before.persistent + rest * fresh[0])
-    multiplier = persistent + rest * _balanced(fresh[1])
-    return Drive(key, Defect(latest, mean, square, v[1], h, persistent, lag), multiplier)
-
-
-def _informative_share(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
-    """The share α of a residual that is information from this step, for a constant c; and the next lag."""
-    prior = IWP(order)
-    transition, v = prior.transition(h), jnp.stack(prior.remainder(h))
-    error = jnp.sum(transition.matrix * lag.error, axis=1) + v
-    observation = Observation(ZeroJacobian())
-    z, new = observation.of(error[0], error[1]), observation.of(v[0], v[1])
-    corrected = lag.filter.correct(transition, jnp.ones_like(h), observation, z)
-    assert isinstance(corrected.covariance, Kronecker)
-    share = jnp.where(z > 0, safe_divide(new, z), 1)
-    return share, Lag(corrected.covariance, error - corrected.gain * z)
-
-
-def _inner(x: Field, y: Field, unit: Array) -> Array:
-    """Σ_i x_i y_i, added up in double precision if there is any, in units in which no product underflows."""
-    products = jax.tree.map(lambda a, b: jnp.sum((unit * a) * (unit * b), dtype=float), x, y)
-    return total(products) / unit.astype(float) ** 2
-
-
-def _defect(given: Drive, s: Array, v: Coefficient) -> Field:
-    """One field of w for member s, from the entry of v(h) that belongs to it."""
-    assert given.multiplier is not None
-    assert given.defect is not None
-    m = given.multiplier[s] / given.defect.unit
-    return map_leaves(lambda g, v: (m * v).astype(KIND) * g, given.defect.mean, v)
-
-
-def _in_units(row: Row, time: Sequence[Array], unit: ArrayLike = 1) -> Row:
-    """A row of Φ for fields in units of time^−q, with a result in this ``unit``."""
+def _in_units(row: Row, kind: Any, time: Sequence[Array], unit: ArrayLike = 1) -> Row:
+    """A row of Φ for fields of this dtype in units of time^−q, with a result in this ``unit``."""
     return tuple(
-        None if p is None else jax.tree.map(lambda x, c=unit / c: (c * x).astype(KIND), p)
+        None if p is None else jax.tree.map(lambda x, c=unit / c: (c * x).astype(kind), p)
         for p, c in zip(row, time, strict=True)
     )
 
 
-def between(model: Filter, state: State, a: Attempt, h: Array) -> Field:
+def saved(model: Filter, state: State) -> Errors | None:
+    """What to keep of the errors of a state."""
+    members = state.members
+    if members is None:
+        return None
+    if isinstance(model.uncertainty, Transported):
+        return Errors(members.of_y, None)
+    size = scaled_rms(jax.tree.map(lambda x: x.astype(dtype(state.mean[0])), members.of_y))
+    return Errors(None, jnp.where(members.steps > 0, size, UNKNOWN))
+
+
+def saved_between(model: Filter, state: State, a: Attempt, h: Array) -> Errors | None:
+    """What to keep of the errors within an attempted step, a time h after its start.
+
+    The size of an error is that at the start of the step: predictions are worse than what is left after their
+    correction.
+    """
+    if isinstance(model.uncertainty, Transported):
+        return Errors(_between(model, state, a, h), None)
+    return saved(model, state)
+
+
+def _between(model: Filter, state: State, a: Attempt, h: Array) -> Field:
     """The members of y within an attempted step, a time h after its start."""
     given, members, y = a.drive, state.members, state.mean[0]
     assert given is not None
     assert members is not None
     row, variance = model.prior.marginal(h)
     time = powers(members.time, len(row))
-    row = _in_units(row, time)
+    row = _in_units(row, kind_of(y), time)
     v = model.prior.remainder(h)[0]
 
     def one(error: tuple[Field, ...], s: Array) -> Field:
         if given.defect is not None:
-            w = _defect(given, s, v)
+            w = of_member(given, s, v)
         else:
-            noise = jax.tree.map(lambda x: x[0], signs(jax.random.fold_in(given.key, s), y, 1))
+            noise = jax.tree.map(lambda x: x[0], signs(given.number(s), y, 1))
             std = jax.tree.map(safe_sqrt, variance)
             w = map_leaves(lambda x, t, c: t * c * x, _correlated(model, noise), std, a.calibration.gamma)
-        return jax.tree.map(lambda x, y: (x + y).astype(KIND), combine(row, error), w)
+        return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), combine(row, error), w)
 
     parts, start = [], 0
     for chunk in members.chunks:
@@ -231,7 +186,8 @@ def advance(
     )
     defect = _kept(a, members.defect, after(chunks))
     steps = members.steps + a.accept.astype(members.steps.dtype)
-    return Members(chunks, members.time, steps, defect)
+    time = jnp.where(a.accept, a.prediction.h, members.time)
+    return Members(chunks, time, steps, defect)
 
 
 def _kept(a: Attempt, old: Defect | None, token: Token) -> Defect | None:
@@ -244,10 +200,12 @@ def _kept(a: Attempt, old: Defect | None, token: Token) -> Defect | None:
     def either(x: PyTree[Array], y: PyTree[Array], token: Token) -> PyTree[Array]:
         return jax.tree.map(lambda x, y: jnp.where(a.accept, token.hold(x), y), x, y)
 
+    numbers = [x._replace(latest=None, mean=None) for x in (new, old)]
+    kept = jax.tree.map(lambda x, y: jnp.where(a.accept, x, y), *numbers)
+    if old.mean is None:
+        return kept
     mean = either(new.mean, old.mean, token)
-    latest = either(new.latest, old.latest, after(mean))
-    rest = jax.tree.map(lambda x, y: jnp.where(a.accept, x, y), new, old)
-    return rest._replace(mean=mean, latest=latest)
+    return kept._replace(latest=either(new.latest, old.latest, after(mean)), mean=mean)
 
 
 def _length(chunk: tuple[Field, ...]) -> int:
@@ -263,38 +221,56 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
     prior, p, y, covariance = model.prior, a.prediction, state.mean[0], state.covariance
     assert state.members is not None
     phi = p.transition.phi
-    time = powers(state.members.time, len(phi))
-    observation = model.information.exactly(p.t, p.y, prior.drift)
+    kind = kind_of(y)
+    before, time = powers(state.members.time, len(phi)), powers(p.h, len(phi))
+    observation = model.information.exactly(
+        p.t, p.y, prior.drift, often=isinstance(model.uncertainty, Transported)
+    )
     drawn = _noise(model, state, a)
-    rows = tuple(_in_units(row, time) for row in phi[:2])
-    in_units = tuple(_in_units(row, time, c) for row, c in zip(phi, time, strict=True))
+    rows = tuple(_in_units(row, kind, before) for row in phi[:2])
+    in_units = tuple(_in_units(row, kind, before, c) for row, c in zip(phi, time, strict=True))
     wait_for = after_in_branch(pending)
 
     def predicted(q: int, error: tuple[Field, ...], s: Array, token: Token) -> Field:
         """Field q of Φ e + w."""
         x = jax.tree.map(jnp.add, combine(rows[q], error), drawn(q, s, 1 + token.zero))
-        return jax.tree.map(lambda leaf: leaf.astype(KIND), x)
+        return jax.tree.map(lambda leaf: leaf.astype(kind), x)
 
-    def residual(first: Field, second: Field) -> Field:
-        first, second = jax.tree.map(lambda x: x.astype(dtype(y)), (first, second))
-        return jax.tree.map(lambda x: x.astype(KIND), observation.of(first, second))
+    known = a.corrections.residual.observation.jacobian
+
+    def again(begun: Field, z: Field) -> Field:
+        """What the error makes of the next residual: z_i = z₁ + (J − F) δ_{i−1}, as corrections do."""
+        if model.information.is_partial:
+            moved = moved_by(model, p, a.corrections.residual._replace(z=z))
+        else:
+            moved = covariance.apply_gain(gain, z)[0]
+        missed = jax.tree.map(jnp.subtract, observation.jacobian.multiply(moved), known.multiply(moved))
+        return jax.tree.map(jnp.add, begun, missed)
 
     def shifts(z: Field, s: Array) -> tuple[Field, ...]:
         """What to subtract from the first two rows of Φ e + w, and from Φ e for all others."""
         found = []
         for q, shift in enumerate(covariance.apply_gain(gain, z)):
-            x = jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(KIND), shift)
+            x = jax.tree.map(lambda leaf, q=q: (time[q] * leaf).astype(kind), shift)
             found.append(x if q < 2 else jax.tree.map(jnp.subtract, x, drawn(q, s, time[q])))
         return tuple(found)
 
     def move(chunk: tuple[Field, ...], numbers: Array, token: Token) -> tuple[tuple[Field, ...], Token]:
         each = _alone if _length(chunk) == 1 else jax.vmap
         first, second = (each(functools.partial(predicted, q, token=token))(chunk, numbers) for q in range(2))
-        # In a branch, because what enters and leaves it is stored, and not computed again wherever it is
-        # used.
-        z = lax.cond(pending, each(residual), lambda *x: jax.tree.map(jnp.zeros_like, x[1]), first, second)
-        starts = first, jax.tree.map(lambda x: time[1].astype(KIND) * x, second)
-        new = moved(starts, in_units, chunk, each(shifts)(z, numbers), after(z), wait_for)
+
+        def branch(function: Callable[[Field, Field], Field], *x: Field) -> Field:
+            # What enters and leaves a branch is stored, and not computed again wherever it is used.
+            function = each(_in_full(function, y))
+            return lax.cond(pending, function, lambda *x: jax.tree.map(jnp.zeros_like, x[1]), *x)
+
+        z = begun = branch(observation.of, first, second)
+        for _ in range(0 if model.information.is_exact else model.corrections - 1):
+            z = branch(again, begun, z)
+        starts = first, jax.tree.map(lambda x: time[1].astype(kind) * x, second)
+        s = credible(a, z)
+        scaled = jax.tree.map(lambda x: s * x, (starts, in_units, each(shifts)(z, numbers)))
+        new = moved(scaled[0], scaled[1], chunk, scaled[2], after(z), wait_for)
         return new, Token(wait_for(jax.tree.leaves(new)[-1]).zero.astype(p.h.dtype))
 
     return move
@@ -306,14 +282,24 @@ def _noise(model: Filter, state: State, a: Attempt) -> Callable[[int, Array, Arr
     assert given is not None
     if given.defect is not None:
         remainder = model.prior.remainder(h)
-        return lambda q, s, unit: _defect(given, s, jax.tree.map(lambda v: unit * v, remainder[q]))
+        return lambda q, s, unit: of_member(given, s, jax.tree.map(lambda v: unit * v, remainder[q]))
     noise = noise_of(model.prior, h, state.covariance, y)
 
     def white(q: int, s: Array, unit: ArrayLike) -> Field:
-        field = _correlated(model, noise.draw(jax.random.fold_in(given.key, s), y, signs)[q])
+        field = _correlated(model, noise.draw(given.number(s), y, signs)[q])
         return map_leaves(lambda x, c: unit * c * x, field, a.calibration.gamma)
 
     return white
+
+
+def _in_full(function: Callable[[Field, Field], Field], y: Field) -> Callable[[Field, Field], Field]:
+    """A function of members, computed in the precision of y."""
+
+    def call(*fields: Field) -> Field:
+        fields = jax.tree.map(lambda x: x.astype(dtype(y)), fields)
+        return jax.tree.map(lambda x: x.astype(kind_of(y)), function(*fields))
+
+    return call
 
 
 def _alone(function: Callable) -> Callable:

@@ -9,7 +9,7 @@ from millipode.covariance.protocol import Covariance
 from millipode.covariance.transition import Transition
 from millipode.filter.calibration import Diffusion
 from millipode.filter.control import weights
-from millipode.filter.ensemble import Drive, Members, Transported
+from millipode.filter.ensemble import Drive, Members, Transported, TransportedError
 from millipode.linalg.fields import Coefficient, Field
 from millipode.model.information import InformationOperator, Residual
 from millipode.model.priors.protocol import Prior
@@ -36,16 +36,18 @@ class Filter(NamedTuple):
         prior: what is assumed of the solution beforehand.
         diffusion: how γ is calibrated.
         tolerances: what error is tolerated.
+        corrections: how often f is evaluated and the state corrected in a step, at most.
         space: Γ̆, in the basis of the information operator; None for the identity.
-        uncertainty: the ensemble that is to be carried along, if any.
+        uncertainty: the ensemble or the error estimate that is to be carried along, if any.
     """
 
     information: InformationOperator
     prior: Prior
     diffusion: Diffusion
     tolerances: Tolerances
+    corrections: int
     space: Space | None = None
-    uncertainty: Transported | None = None
+    uncertainty: Transported | TransportedError | None = None
 
     @property
     def basis(self) -> Basis:
@@ -96,14 +98,14 @@ class Prediction(NamedTuple):
         h: the length of the step.
         transition: Φ and Σ.
         y: E₀ m⁻, the predicted y.
-        slope: E₁ m⁻.
+        memory: of the information operator, to be kept if the step is accepted.
     """
 
     t: Array
     h: Array
     transition: Transition
     y: Field
-    slope: Field
+    memory: PyTree[Array]
 
 
 class Calibration(NamedTuple):
@@ -122,12 +124,28 @@ class Calibration(NamedTuple):
     form: Array | None
 
 
+class Corrections(NamedTuple):
+    """The evaluations of f in a step, done.
+
+    Attributes:
+        residual: the last one, and its linearisation.
+        evaluations: how many there were.
+        contraction: by which the second correction was smaller than the first; 0 if there was none.
+        diverged: whether corrections did not contract, or left too much undone.
+    """
+
+    residual: Residual
+    evaluations: Array
+    contraction: Array
+    diverged: Array
+
+
 class Attempt(NamedTuple):
     """A step that has been judged, but is not yet taken.
 
     Attributes:
         prediction: the extrapolated state.
-        residual: z and H there.
+        corrections: the last residual, and how it was reached.
         calibration: γ.
         error: the estimate of the local error, in units of the tolerance.
         accept: whether the step will be taken.
@@ -135,7 +153,7 @@ class Attempt(NamedTuple):
     """
 
     prediction: Prediction
-    residual: Residual
+    corrections: Corrections
     calibration: Calibration
     error: Array
     accept: Array

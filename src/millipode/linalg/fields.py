@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -85,6 +86,13 @@ def total(x: Field) -> Array:
 def rms(x: Field) -> Array:
     """√(Σ_i x_i² / d), with a zero gradient at x = 0."""
     return safe_sqrt(total(jax.tree.map(jnp.square, x)) / size(x))
+
+
+def scaled_rms(x: Field) -> Array:
+    """The same, for numbers whose squares may underflow or overflow; for the price of a second pass."""
+    most = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)]))
+    unit = lax.stop_gradient(jnp.where(most > 0, most, 1))
+    return unit * rms(jax.tree.map(lambda leaf: leaf / unit, x))
 
 
 def all_finite(x: Field) -> Array:

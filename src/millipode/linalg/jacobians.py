@@ -16,7 +16,17 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
 from jaxtyping import Array, Float
 
-from millipode.linalg.fields import Coefficient, Field, dtype, expand, flat, leaves_of, map_leaves, size
+from millipode.linalg.fields import (
+    Coefficient,
+    Field,
+    dtype,
+    expand,
+    flat,
+    is_shared,
+    leaves_of,
+    map_leaves,
+    size,
+)
 from millipode.linalg.triangular import eliminate
 
 
@@ -40,6 +50,10 @@ class Jacobian(eqx.Module):
     @abc.abstractmethod
     def minus(self, rate: Coefficient) -> "Jacobian":
         """F − diag(rate), for one number or a field."""
+
+    def length(self, x: Field, norm: Callable[[Field], Array]) -> Array:
+        """The norm of F x."""
+        return norm(self.multiply(x))
 
     def diagonal(self, y: Field) -> Field:
         """The diagonal of F, as a field like y. By d products, unless a class knows better."""
@@ -111,6 +125,12 @@ class DiagonalJacobian(Jacobian):
     def multiply(self, x: Field) -> Field:
         """j x, unknown by unknown."""
         return map_leaves(jnp.multiply, x, self.values)
+
+    def length(self, x: Field, norm: Callable[[Field], Array]) -> Array:
+        """The norm of j x; a factor that all unknowns share is not multiplied with a field."""
+        if is_shared(self.values, x):
+            return jnp.abs(self.values) * norm(x)
+        return super().length(x, norm)
 
     def solve(self, c: Coefficient, r: Field) -> Field:
         """r / (1 − c j), unknown by unknown."""

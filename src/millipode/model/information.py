@@ -21,17 +21,22 @@ from millipode.pde.bases import Basis
 
 
 class Residual(NamedTuple):
-    """The value of an information operator at a predicted mean, and its linearisation there.
+    """The value of a linearised information operator at a predicted mean.
 
     Attributes:
         z: the residual, a field like the modes, in units of y'.
         observation: H, as far as the filter knows it.
-        memory: of the linearisation, to be kept if the step is accepted.
     """
 
     z: Field
     observation: Observation
-    memory: PyTree[Array]
+
+
+class Predicted(NamedTuple):
+    """Fields 0 and 1 of a predicted state, E₀ m⁻ and E₁ m⁻: all that a residual depends on."""
+
+    y: Field
+    slope: Field
 
 
 class InformationOperator(eqx.Module):
@@ -53,6 +58,26 @@ class InformationOperator(eqx.Module):
     def sign(self) -> Array:
         """+1, or −1 where the user integrates backwards."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the filter's linearisation is the same at all states of a step."""
+        return False
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether the filter knows nothing of the Jacobian."""
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the filter knows the whole linearisation."""
+        return False
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the filter knows some of the linearisation, but not all of it."""
+        return not (self.is_explicit or self.is_exact)
+
     @abc.abstractmethod
     def memory(self) -> PyTree[Array]:
         """What it carries from step to step, as it is at the beginning."""
@@ -65,26 +90,29 @@ class InformationOperator(eqx.Module):
         return self
 
     @abc.abstractmethod
+    def refreshed(self, t: Array, y: Field, memory: PyTree[Array]) -> PyTree[Array]:
+        """The memory for a step to (t, y), from that of the last accepted step."""
+
+    @abc.abstractmethod
     def residual(
-        self, t: Array, y: Field, slope: Field, drift: Coefficient | None, memory: PyTree[Array]
+        self, t: Array, point: Field, predicted: Predicted, drift: Coefficient | None, memory: PyTree[Array]
     ) -> Residual:
-        """The residual at a state, and its linearisation, as the filter knows it.
+        """The residual of a predicted state, linearised at a point as far as the filter knows how.
 
         Args:
             t: the user's time.
-            y: field 0 of the state, E₀ Y.
-            slope: field 1 of the state, E₁ Y.
+            point: ξ, the value of y at which to linearise; field 0 of the prediction itself, or better.
+            predicted: fields 0 and 1 of the prediction.
             drift: the rate r of a prior whose field 1 is y' − r y; None if it is y'.
-            memory: what the last accepted step left.
+            memory: what ``refreshed`` returned for this step.
         """
 
     @abc.abstractmethod
-    def exactly(self, t: Array, y: Field, drift: Coefficient | None) -> Observation:
-        """The true linearisation H at (t, y), whatever the filter itself knows of it."""
+    def exactly(self, t: Array, y: Field, drift: Coefficient | None, often: bool) -> Observation:
+        """The true linearisation H at (t, y), whatever the filter itself knows of it.
 
-    @abc.abstractmethod
-    def in_units_of_y(self, h: Array) -> Array:
-        """The factor that turns a residual into a change of y over a step h."""
+        ``often`` says whether it is worth storing what all products with it have in common.
+        """
 
 
 class FirstOrderODE(InformationOperator):
@@ -108,6 +136,21 @@ class FirstOrderODE(InformationOperator):
         """That of the vector field."""
         return self.field.sign
 
+    @property
+    def is_constant(self) -> bool:
+        """As the linearisation says."""
+        return self.linearisation.is_constant
+
+    @property
+    def is_explicit(self) -> bool:
+        """As the linearisation says."""
+        return self.linearisation.is_explicit
+
+    @property
+    def is_exact(self) -> bool:
+        """As the linearisation says."""
+        return self.linearisation.is_exact
+
     def memory(self) -> PyTree[Array]:
         """That of the linearisation."""
         return self.linearisation.memory()
@@ -122,25 +165,37 @@ class FirstOrderODE(InformationOperator):
         field = self.field._replace(f=self.field.closed(self.field.f, t, y))
         return FirstOrderODE(field, self.linearisation.closed(self.field, t, y))
 
+    def refreshed(self, t: Array, y: Field, memory: PyTree[Array]) -> PyTree[Array]:
+        """As the linearisation does."""
+        return self.linearisation.refreshed(self.field, t, y, memory)
+
     def residual(
-        self, t: Array, y: Field, slope: Field, drift: Coefficient | None, memory: PyTree[Array]
+        self, t: Array, point: Field, predicted: Predicted, drift: Coefficient | None, memory: PyTree[Array]
     ) -> Residual:
-        """One evaluation of f, and as much of its Jacobian as the linearisation asks for."""
-        memory = self.linearisation.refreshed(self.field, t, y, memory)
-        value, jacobian = self.linearisation(self.field, t, y, memory)
+        """One evaluation of f, and as much of its Jacobian as the linearisation asks for.
+
+        The residual is m⁻₁ − f(ξ) − F (m⁻₀ − ξ), with the F of the linearisation at ξ.
+        """
+        value, jacobian = self.linearisation(self.field, t, point, memory)
+        y, slope = predicted
+        if point is not y:
+            moved = jacobian.multiply(jax.tree.map(jnp.subtract, y, point))
+            value = jax.tree.map(jnp.add, value, moved)
         if drift is None:
-            return Residual(jax.tree.map(jnp.subtract, slope, value), Observation(jacobian), memory)
+            return Residual(jax.tree.map(jnp.subtract, slope, value), Observation(jacobian))
         # Field 1 is y' − ry, so that only the difference between f and ry is left.
         z = map_leaves(lambda w, f, y, r: w - (f - r * y), slope, value, y, drift)
-        return Residual(z, Observation(jacobian.minus(drift)), memory)
+        return Residual(z, Observation(jacobian.minus(drift)))
 
-    def exactly(self, t: Array, y: Field, drift: Coefficient | None) -> Observation:
+    def exactly(self, t: Array, y: Field, drift: Coefficient | None, often: bool) -> Observation:
         """With all of the Jacobian, by JVPs of f."""
         basis = self.basis
-        _, jvp = jax.linearize(lambda x: basis.to_modes(self.field(t, basis.from_modes(x))), y)
-        jacobian = ProductJacobian(jvp)
-        return Observation(jacobian if drift is None else jacobian.minus(drift))
 
-    def in_units_of_y(self, h: Array) -> Array:
-        """The residual is in units of y / time."""
-        return h
+        def f(x: Field) -> Field:
+            return basis.to_modes(self.field(t, basis.from_modes(x)))
+
+        if often:
+            jacobian = ProductJacobian(jax.linearize(f, y)[1])
+        else:
+            jacobian = ProductJacobian(lambda x: jax.jvp(f, (y,), (x,))[1])
+        return Observation(jacobian if drift is None else jacobian.minus(drift))

@@ -37,6 +37,21 @@ class Linearisation(eqx.Module):
         """The diagonal of F in user time, like the modes, if it is the same at all times; else None."""
         return None
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether F does not depend on y within a step."""
+        return False
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether F = 0."""
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether F is all of the Jacobian."""
+        return False
+
     def memory(self) -> PyTree[Array]:
         """What the linearisation carries from step to step, as it is at the beginning."""
         return ()
@@ -72,6 +87,16 @@ class Linearisation(eqx.Module):
 class ZerothOrder(Linearisation):
     """F = 0, the EK0."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_explicit(self) -> bool:
+        """Always."""
+        return True
+
     def __call__(
         self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
     ) -> tuple[Field, ZeroJacobian]:
@@ -81,6 +106,11 @@ class ZerothOrder(Linearisation):
 
 class FirstOrder(Linearisation):
     """F = ∇f, the EK1."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Always."""
+        return True
 
     def __call__(
         self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()

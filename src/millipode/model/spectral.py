@@ -56,6 +56,11 @@ class SpectralFirstOrder(Linearisation):
         """λ."""
         return self.spectrum.eigenvalues
 
+    @property
+    def is_constant(self) -> bool:
+        """Within a step, even if rates are measured anew."""
+        return True
+
     def memory(self) -> tuple[()] | Reaction:
         """The declared reaction, and no other rates."""
         if self.refresh is None:

@@ -32,11 +32,11 @@ SETTLED, SETTLED_RUNGE_KUTTA = 200, 40
 def solver(name: str, problem: Problem) -> Any:
     """The solver with a certain name."""
     if name == EK0:
-        return mp.EK0(1)
+        return mp.EK0(1, corrections=1)
     if name == DIAGONAL:
-        return mp.DiagonalEK1(1, jacobian_diagonal=problem.jacobian_diagonal, diffusion=VECTOR)
+        return mp.DiagonalEK1(1, jacobian_diagonal=problem.jacobian_diagonal, diffusion=VECTOR, corrections=1)
     assert problem.linear is not None
-    return mp.SpectralEK1(2, linear=problem.linear)
+    return mp.SpectralEK1(2, linear=problem.linear, corrections=1)
 
 
 class Course(NamedTuple):

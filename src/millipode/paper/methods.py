@@ -40,11 +40,14 @@ Method = Callable[[Problem], Run]
 
 
 def ours(kind: type, order: int, **options: Any) -> Method:
-    """A method that uses one of our solvers; the diagonal of a Jacobian comes from the problem."""
+    """A method that uses one of our solvers, as in the paper: with one correction per step.
+
+    The diagonal of a Jacobian comes from the problem.
+    """
 
     def method(problem: Problem) -> Run:
         diagonal = {"jacobian_diagonal": problem.jacobian_diagonal} if kind is mp.DiagonalEK1 else {}
-        solver = kind(order, **options, **diagonal)
+        solver = kind(order, **{"corrections": 1, **options}, **diagonal)
 
         def run(t1: float, tolerance: float) -> Answer:
             sol = mp.solve(

@@ -179,7 +179,9 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
     left.grid(alpha=0.3)
     left.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     problem = mp.problems.pleiades()
-    sol = mp.solve(problem.f, problem.y0, problem.t_span, solver=mp.EK0(5), rtol=1e-6, atol=1e-8)
+    sol = mp.solve(
+        problem.f, problem.y0, problem.t_span, solver=mp.EK0(5, corrections=1), rtol=1e-6, atol=1e-8
+    )
     x, y = np.asarray(sol.mean[:, :7]), np.asarray(sol.mean[:, 7:14])
     for star in range(7):
         right.plot(x[:, star], y[:, star], lw=1)

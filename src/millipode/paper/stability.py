@@ -85,7 +85,9 @@ def draw(rows: Sequence[Row], folder: Path) -> Any:
     left.legend()
     for mu in (1.0, 100.0):
         problem = mp.problems.van_der_pol(mu)
-        sol = mp.solve(problem.f, problem.y0, problem.t_span, solver=mp.EK1(ORDER), rtol=RTOL, atol=ATOL)
+        sol = mp.solve(
+            problem.f, problem.y0, problem.t_span, solver=mp.EK1(ORDER, corrections=1), rtol=RTOL, atol=ATOL
+        )
         right.plot(np.asarray(sol.t), np.asarray(sol.mean[:, 0]), label=f"μ = {mu:g}")
     right.set(xlabel="t", ylabel="y₁", title="mean of the EK1")
     right.legend()

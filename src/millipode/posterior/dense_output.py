@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array
 
 from millipode.covariance.protocol import Covariance
-from millipode.linalg.fields import Coefficient, Field, safe_divide
+from millipode.filter.ensemble import Errors
+from millipode.linalg.fields import Coefficient, safe_divide
 from millipode.model.noise import certain
 from millipode.model.priors.protocol import Prior
 from millipode.posterior import questions
@@ -168,15 +169,18 @@ def round_up(count: int) -> int:
     return 2 ** (count - 1).bit_length()
 
 
-def members_at(posterior: Posterior, saved: Array, at: Array) -> Field:
-    """The ensemble members of y (of its modes), between steps or at saved times if nothing else is known."""
+def errors_at(posterior: Posterior, saved: Array, at: Array) -> Errors:
+    """The errors of y (of its modes), between steps or at saved times if nothing else is known.
+
+    Between two steps, members are interpolated, and sizes are those of the step before.
+    """
     if posterior.is_continuous:
-        return _interpolated(posterior.members, saved, at)
-    return pick_compiled(posterior.members, questions.saved_index(saved, at))
+        return _interpolated(posterior.errors, saved, at)
+    return pick_compiled(posterior.errors, questions.saved_index(saved, at))
 
 
 @compiled
-def _interpolated(members: Field, t: Array, at: Array) -> Field:
+def _interpolated(errors: Errors, t: Array, at: Array) -> Errors:
     sign = direction(t)
     left = jnp.clip(jnp.searchsorted(sign * t, sign * at, side="right") - 1, 0, t.size - 1)
     right = jnp.minimum(left + 1, t.size - 1)
@@ -186,4 +190,5 @@ def _interpolated(members: Field, t: Array, at: Array) -> Field:
         s = share.reshape(-1, *(1,) * (x.ndim - 1))
         return jnp.where(s == 0, x[left], (1 - s) * x[left] + s * x[right])
 
-    return jax.tree.map(leafwise, members)
+    size = None if errors.size is None else errors.size[left]
+    return Errors(jax.tree.map(leafwise, errors.members), size)

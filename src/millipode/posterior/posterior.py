@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.covariance.protocol import Covariance
+from millipode.filter.ensemble import Errors
 from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves, same_structure
 from millipode.model.priors.protocol import Prior
 from millipode.smooth.bridge import Gaussian
@@ -40,7 +41,7 @@ class Posterior(eqx.Module):
     Attributes:
         mean: y and, where they were saved, the other fields of the prior's state.
         std: of y, calibrated; one number per time if all unknowns share it. The filter's or the smoother's.
-        members: the ensemble of errors of y, time first, then members; None if there is none.
+        errors: ensemble members or the size of the error of y, time first; None if there are neither.
         is_continuous: whether all times between the saved ones are known, too.
     """
 
@@ -48,7 +49,12 @@ class Posterior(eqx.Module):
 
     mean: eqx.AbstractVar[tuple[Field, ...]]
     std: eqx.AbstractVar[Coefficient]
-    members: eqx.AbstractVar[Field | None]
+    errors: eqx.AbstractVar[Errors | None]
+
+    @property
+    def members(self) -> Field | None:
+        """The ensemble of errors of y, time first, then members."""
+        return None if self.errors is None else self.errors.members
 
     @property
     def is_joint(self) -> bool:
@@ -70,11 +76,11 @@ class Posterior(eqx.Module):
 
 
 class Marginals(Posterior):
-    """Mean and standard deviation of y, and ensemble members if there are any; nothing else."""
+    """Mean and standard deviation of y, and its errors if they are known; nothing else."""
 
     mean: tuple[Field, ...]
     std: Coefficient
-    members: Field | None
+    errors: Errors | None
 
 
 class States(Posterior):
@@ -112,7 +118,7 @@ class Chain(States):
 
     mean: tuple[Field, ...]
     std: Coefficient
-    members: Field | None
+    errors: Errors | None
     covariance: Covariance
     links: Links
     output_gamma: Coefficient
@@ -142,7 +148,7 @@ class Path(States):
 
     mean: tuple[Field, ...]
     std: Coefficient
-    members: Field | None
+    errors: Errors | None
     covariance: Covariance
     filtered: Covariance | None
     gamma: Coefficient | None

@@ -32,10 +32,6 @@ def derivative(posterior: Posterior, t: Array, q: Any) -> int:
             "This solution kept y but not its derivatives. Pass save='steps', or save=times with "
             "smooth=True, to solve."
         )
-    if q and posterior.members is not None:
-        raise ValueError(
-            "Transported members are of y, not of its derivatives; solve without uncertainty=... for these."
-        )
     return q
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +11,16 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, PyTree
 
 from millipode.linalg.fields import (
-    Coefficient,
-    Field,
     dtype,
-    expand,
-    is_shared,
-    safe_sqrt,
-    same_structure,
 )
 from millipode.linalg.randomness import as_key
 from millipode.pde.bases import Basis, Identity
-from millipode.posterior import dense_output, questions, sampling
+from millipode.posterior import dense_output, in_space, questions, sampling
 from millipode.posterior.posterior import Moments, Posterior
 from millipode.spatial.space import Space
 from millipode.status import Stats, Status
 from millipode.view import datasets, plotting
 from millipode.view.viewable import Marginal
-from millipode.xla.compiling import compiled
 from millipode.xla.tracing import is_traced
 
 
@@ -51,6 +43,7 @@ class Solution:
         basis: in which ``posterior`` and a vector-valued ``diffusion`` are expressed; everything else is in
             space.
         space: Γ̆, the spatial covariance, of which ``posterior`` knows nothing; None for the identity.
+        remedy: what to do if stability limited the steps, as a sentence.
 
     >>> import jax, jax.numpy as jnp, millipode as mp
     >>> sol = mp.solve(lambda t, y: -y, jnp.ones(2), (0.0, 1.0))
@@ -69,6 +62,7 @@ class Solution:
     reached: tuple[Array, Array]
     basis: Basis = dataclasses.field(default=Identity())
     space: Space | None = None
+    remedy: str = dataclasses.field(default="", metadata={"static": True})
 
     @property
     def mean(self) -> PyTree:
@@ -77,14 +71,22 @@ class Solution:
 
     @functools.cached_property
     def std(self) -> PyTree:
-        """The standard deviation of y, in the structure of y0: the spread of ``members`` if there are any."""
-        members = self.posterior.members
-        return self.filter_std if members is None else self._spread(members, self.t.ndim)
+        """The standard deviation of y, in the structure of y0.
+
+        By default, it is ``filter_std``, rescaled at every time to the size of an error estimate that is
+        transported by the true Jacobian; with ``uncertainty=mp.Transported(...)``, the spread of ``members``.
+        """
+        errors = self.posterior.errors
+        if errors is None:
+            return self.filter_std
+        if errors.members is not None:
+            return self._spread(errors.members, self.t.ndim)
+        return in_space.resized(self.filter_std, self.filter_std, errors.size)
 
     @property
     def filter_std(self) -> PyTree:
         """The standard deviation that the filter (or the smoother) computes for itself."""
-        return _expand(self._in_space.std, self.mean)
+        return in_space.expand(self._in_space.std, self.mean)
 
     @property
     def members(self) -> PyTree:
@@ -94,7 +96,7 @@ class Solution:
         """
         if self.posterior.members is None:
             raise ValueError("This solution has no members: pass uncertainty=mp.Transported(...) to solve.")
-        return _members(self.basis, self._as_precise(self.posterior.members), self.t.ndim)
+        return in_space.members(self.basis, self._as_precise(self.posterior.members), self.t.ndim)
 
     @property
     def is_continuous(self) -> bool:
@@ -107,7 +109,7 @@ class Solution:
         return not self.basis.is_trivial
 
     def _spread(self, members: PyTree, axes: int) -> PyTree:
-        return _spread(self.basis, self._as_precise(members), axes)
+        return in_space.spread(self.basis, self._as_precise(members), axes)
 
     def _as_precise(self, members: PyTree) -> PyTree:
         """In the dtype of y; members are kept with as few digits as they need."""
@@ -121,7 +123,7 @@ class Solution:
         """The moments of y, from those of its modes without the spatial covariance."""
         if self.basis.is_trivial and self.space is None:
             return moments
-        return _of_y(self.basis, None if self.space is None else self.space.std, moments, self.t.ndim)
+        return in_space.of_y(self.basis, None if self.space is None else self.space.std, moments, self.t.ndim)
 
     @property
     def diffusion(self) -> PyTree:
@@ -144,16 +146,21 @@ class Solution:
         q = questions.derivative(self.posterior, self.t, derivative)
         times, shape = questions.times(self.posterior, self.t, t)
         moments = self._of_y(dense_output.moments_at(self.posterior, self.t, times, q))
-        if self.posterior.members is not None:
-            members = dense_output.members_at(self.posterior, self.t, times)
-            moments = Moments(moments.mean, self._spread(members, 1))
-        return Marginal(jnp.asarray(times.reshape(shape)), *_in_shape(moments, shape))
+        if q == 0 and self.posterior.errors is not None:
+            errors, std = dense_output.errors_at(self.posterior, self.t, times), moments.std
+            if errors.members is not None:
+                std = self._spread(errors.members, 1)
+            else:
+                std = in_space.expand(std, moments.mean)
+                std = in_space.resized(std, std, errors.size)
+            moments = Moments(moments.mean, std)
+        return Marginal(jnp.asarray(times.reshape(shape)), *in_space.in_shape(moments, shape))
 
     def derivative(self, q: int = 1) -> Marginal:
         """The posterior of the q-th derivative of y, q ≤ ν, at the saved times."""
         q = questions.derivative(self.posterior, self.t, q)
         moments = self._of_y(dense_output.saved_moments(self.posterior, self.t, q))
-        return Marginal(self.t, moments.mean, _expand(moments.std, moments.mean))
+        return Marginal(self.t, moments.mean, in_space.expand(moments.std, moments.mean))
 
     def sample(
         self, key: Array, num: int = 1, *, at: ArrayLike | None = None, derivative: int = 0
@@ -178,6 +185,11 @@ class Solution:
         """
         q = questions.derivative(self.posterior, self.t, derivative)
         if self.posterior.members is not None:
+            if q > 0:
+                raise ValueError(
+                    "Transported members are of y, not of its derivatives; solve without uncertainty=... for "
+                    "samples of these."
+                )
             return self._some_members(key, num, at)
         questions.joint(self.posterior)
         num = questions.how_many(num)
@@ -185,7 +197,27 @@ class Solution:
         flat, shape = (None, self.t.shape) if at is None else questions.times(self.posterior, self.t, at)
         samples = sampling.sample(self.posterior, self.space, self.t, flat, keys, q)
         samples = jax.tree.map(lambda x: x.reshape(num, *shape, *x.shape[2:]), samples)
-        return samples if self.basis.is_trivial else _from_modes(self.basis, samples, 1 + len(shape))
+        samples = (
+            samples if self.basis.is_trivial else in_space.from_modes(self.basis, samples, 1 + len(shape))
+        )
+        if q > 0 or self.posterior.errors is None:
+            return samples
+        return self._resized_samples(samples, at)
+
+    def _resized_samples(self, samples: PyTree[Array], at: ArrayLike | None) -> PyTree[Array]:
+        """Samples whose deviations from the mean are rescaled like ``std``."""
+        if at is None:
+            errors, mean, std, shape = self.posterior.errors, self.mean, self.filter_std, self.t.shape
+        else:
+            flat, shape = questions.times(self.posterior, self.t, at)
+            errors = dense_output.errors_at(self.posterior, self.t, flat)
+            moments = self._of_y(dense_output.moments_at(self.posterior, self.t, flat, 0))
+            mean, std = in_space.in_shape(moments, shape)
+        assert errors is not None
+        assert errors.size is not None
+        size = errors.size.reshape(shape)
+        deviations = jax.tree.map(lambda x, m: x - m, samples, mean)
+        return jax.tree.map(jnp.add, jax.vmap(lambda x: in_space.resized(x, std, size))(deviations), mean)
 
     def _some_members(self, key: Array, num: int, at: ArrayLike | None) -> PyTree[Array]:
         """The mean plus some ensemble members, each of them at most once."""
@@ -195,9 +227,11 @@ class Solution:
             mean, members = self.mean, self.members
         else:
             flat, shape = questions.times(self.posterior, self.t, at)
-            members = self._as_precise(dense_output.members_at(self.posterior, self.t, flat))
+            errors = dense_output.errors_at(self.posterior, self.t, flat)
+            members = self._as_precise(errors.members)
             members = jax.tree.map(
-                lambda x: x.reshape(x.shape[0], *shape, *x.shape[2:]), _members(self.basis, members, 1)
+                lambda x: x.reshape(x.shape[0], *shape, *x.shape[2:]),
+                in_space.members(self.basis, members, 1),
             )
             mean = self(at).mean
         return jax.tree.map(lambda m, e: m + e[chosen], mean, members)
@@ -249,7 +283,15 @@ class Solution:
         if self.success:
             return Status.SUCCESS.explanation
         t, h = (float(x) for x in self.reached)
-        return f"{self.status.name} at t = {t:.6g} with step size {h:.3g}: {self.status.explanation}"
+        what = f"{self.status.name} at t = {t:.6g} with step size {h:.3g}: {self.status.explanation}"
+        return f"{what} {self.advice}" if self.advice else what
+
+    @property
+    def advice(self) -> str:
+        """What to do about a solve whose steps were limited by stability rather than by accuracy, if any."""
+        if not self._has_one_status or not self.remedy or not bool(self.stats.stiff):
+            return ""
+        return f"Stability rather than accuracy limited the steps: the problem is stiff. {self.remedy}"
 
     def __repr__(self) -> str:
         if not self._has_one_status:
@@ -259,73 +301,6 @@ class Solution:
             f"Solution({self.status.name}, d={d}, {len(self.t)} saved times, "
             f"{int(self.stats.steps)} steps, {int(self.stats.rejected)} rejected)"
         )
-
-
-def _over(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
-    """A function of fields, for fields with this many more axes in front."""
-    for _ in range(axes):
-        function = jax.vmap(function)
-    return function
-
-
-@compiled(static_argnums=3)
-def _of_y(basis: Basis, variation: Field | None, moments: Moments, axes: int) -> Moments:
-    """The last of ``axes`` is time; those before it are batches, each with its own basis and variation."""
-
-    def at_one_time(basis: Basis, std: Coefficient, mean: Field, variation: Field | None) -> Moments:
-        if variation is not None:
-            std = jax.tree.map(jnp.multiply, expand(std, mean), variation)
-        # One standard deviation for all modes is the same for all points.
-        in_space = std if is_shared(std, mean) else basis.std(std)
-        return Moments(basis.from_modes(mean), in_space)
-
-    over_time = jax.vmap(at_one_time, in_axes=(None, 0, 0, None))
-    return _over(over_time, axes - 1)(basis, moments.std, moments.mean, variation)
-
-
-def _in_space(basis: Basis, modes: PyTree, axes: int, batches: int) -> PyTree:
-    """Modes with ``axes`` more axes in front, behind those of batches, of which each has its own basis."""
-
-    def one(basis: Basis, modes: PyTree) -> PyTree:
-        return _over(basis.from_modes, axes)(modes)
-
-    return _over(one, batches)(basis, modes)
-
-
-@compiled(static_argnums=2)
-def _spread(basis: Basis, members: PyTree, axes: int) -> PyTree:
-    """The spread in space; the members' axis comes after the first ``axes``, and their mean is zero."""
-    in_space = _in_space(basis, members, 2, axes - 1)
-    return jax.tree.map(lambda x: safe_sqrt(jnp.mean(x**2, axis=axes)), in_space)
-
-
-@compiled(static_argnums=2)
-def _members(basis: Basis, members: PyTree, axes: int) -> PyTree:
-    """All members in space, with their axis before that of time."""
-    in_space = _in_space(basis, members, 2, axes - 1)
-    return jax.tree.map(lambda x: jnp.swapaxes(x, axes - 1, axes), in_space)
-
-
-@compiled(static_argnums=2)
-def _from_modes(basis: Basis, samples: PyTree, axes: int) -> PyTree:
-    return _in_space(basis, samples, axes, 0)
-
-
-def _expand(std: Coefficient, mean: PyTree) -> PyTree:
-    """A standard deviation that all unknowns share, or any other, as a field like the mean."""
-
-    def spread(s: Array, m: Array) -> Array:
-        return jnp.broadcast_to(s.reshape(*s.shape, *(1,) * (m.ndim - s.ndim)), m.shape)
-
-    if same_structure(std, mean):
-        return jax.tree.map(spread, std, mean)
-    return jax.tree.map(lambda m: spread(std, m), mean)
-
-
-@compiled(static_argnums=1)
-def _in_shape(moments: Moments, shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
-    both = moments.mean, _expand(moments.std, moments.mean)
-    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), both)
 
 
 class SolveError(RuntimeError):

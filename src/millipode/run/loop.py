@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from millipode.covariance import STRUCTURES
-from millipode.filter import members
+from millipode.filter import defects, members
 from millipode.filter.calibration import Evidence
 from millipode.filter.control import Controller
+from millipode.filter.corrections import is_limited
 from millipode.filter.state import Attempt, Filter, State
 from millipode.filter.step import attempt, correct
 from millipode.linalg.fields import Coefficient, Field, all_finite, dtype, expand, rms, safe_sqrt, size
@@ -57,9 +58,11 @@ class Carry(NamedTuple):
     Attributes:
         state: of the filter.
         h: the next step.
-        previous_error: of the last accepted step, in units of the tolerance.
+        previous: the error of the last accepted step, in units of the tolerance.
         steps: accepted so far.
         rejected: attempts so far.
+        diverged: those attempts of which the corrections diverged.
+        limited: attempts so far that stability, not accuracy, kept short.
         f_evals: evaluations of f so far.
         status: a ``Status``, or ``RUNNING``.
         record: of the save plan; None while no loop runs.
@@ -67,9 +70,11 @@ class Carry(NamedTuple):
 
     state: State
     h: Array
-    previous_error: Array
+    previous: Array
     steps: Array
     rejected: Array
+    diverged: Array
+    limited: Array
     f_evals: Array
     status: Array
     record: Record | None
@@ -123,9 +128,11 @@ def begin(setup: Setup, y0: Field) -> Carry:
     return Carry(
         state=state,
         h=h,
-        previous_error=zero + 1,
+        previous=zero + 1,
         steps=count,
         rejected=count,
+        diverged=count,
+        limited=count,
         f_evals=count + 2 + initial.f_evals,
         status=status,
         record=setup.plan.empty(model, state),
@@ -179,9 +186,9 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     t = jnp.where(last, setup.t1, end)
     h = model.sign * (t - state.t)  # as the clock resolves it
 
-    a = attempt(model, state, controller, t, h)
+    a = attempt(model, state, controller, t, h, reverse)
     if state.members is not None:
-        a = a._replace(drive=members.drive(model, state.members, a))
+        a = a._replace(drive=defects.drive(model, state.members, a))
     record, token = plan.before_step(model, state, a, c.record, reverse)
     taken = correct(model, state, a, token)
     if state.members is not None:
@@ -189,15 +196,17 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
         taken = taken._replace(state=taken.state._replace(members=ensemble))
     record = plan.after_step(model, taken, a.accept, record)
 
-    proposal = controller.next_step(h, a.error, c.previous_error, model.prior.order)
+    proposal = controller.next_step(h, a.error, c.previous, model.prior.order)
     counted = a.accept.astype(jnp.int32)
     return Carry(
         state=taken.state,
         h=proposal,
-        previous_error=jnp.where(a.accept, jnp.maximum(a.error, 1e-4), c.previous_error),
+        previous=jnp.where(a.accept, jnp.maximum(a.error, 1e-4), c.previous),
         steps=c.steps + counted,
         rejected=c.rejected + 1 - counted,
-        f_evals=c.f_evals + 1,
+        diverged=c.diverged + a.corrections.diverged,
+        limited=c.limited + is_limited(model, a.corrections),
+        f_evals=c.f_evals + a.corrections.evaluations,
         status=_status(setup, a, proposal, last),
         record=record,
     )
@@ -253,6 +262,11 @@ def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
         log_evidence=model.diffusion.log_evidence(evidence),
         status=status.astype(jnp.int32),
         valid=saved.valid,
-        stats=Stats(carry.steps, carry.rejected, carry.f_evals),
+        stats=_stats(carry),
         reached=(state.t, carry.h),
     )
+
+
+def _stats(carry: Carry) -> Stats:
+    attempts = carry.steps + carry.rejected
+    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, 2 * carry.limited > attempts)

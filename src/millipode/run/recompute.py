@@ -89,6 +89,6 @@ def _and_back(setup: Setup, trail: Trail, final: Carry) -> Outcome:
         limit = int(start.steps) + int(start.rejected) + times.size
         segment = programs.advance_in_place(packed, start, np.int32(limit))
         outcome, last = programs.collect_steps(packed, final, segment.record, last)
-        marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std, None)
+        marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std, outcome.posterior.errors)
         outcomes.append(outcome._replace(posterior=jax.tree.map(np.asarray, marginals)))
     return trimmed(outcomes[::-1], setup)

@@ -11,12 +11,14 @@ from jax import lax
 from jaxtyping import Array
 
 from millipode.covariance.protocol import Kernel
+from millipode.filter import members
+from millipode.filter.ensemble import Errors
 from millipode.filter.state import Attempt, Filter, State, Taken
 from millipode.linalg.fields import Coefficient, Field
 from millipode.model.priors.protocol import Prior
 from millipode.posterior.posterior import Chain, chain_std
 from millipode.save import buffers
-from millipode.save.plans import SaveTimes, since
+from millipode.save.plans import SaveTimes, calibrated, since
 from millipode.save.protocol import Record, Saved
 from millipode.smooth.bridge import Gaussian, backward, move, near, negligible, predict
 from millipode.smooth.point import Anchor, Links, chain
@@ -32,12 +34,14 @@ class Slots(NamedTuple):
         kernel: G, and the noise.
         lead: how long after its state each saved time lies.
         gamma: γ̂ of the steps that they lie in, if dynamic.
+        errors: of y, if they are known.
     """
 
     offset: tuple[Field, ...]
     kernel: Kernel
     lead: Array
     gamma: Coefficient | None
+    errors: Errors | None
 
 
 class Passage(NamedTuple):
@@ -91,6 +95,7 @@ class SmoothTimes(SaveTimes):
             buffers.allocate(kernel, length),
             buffers.allocate(state.t, length),
             buffers.unknown(model.dynamic(state.calibration), length),
+            buffers.unknown(members.saved(model, state), length),
         )
         anchor = Anchor(jax.tree.map(jnp.copy, state.mean), kernel)
         return Record(slots, jnp.zeros((), jnp.int32), anchor)
@@ -106,7 +111,8 @@ class SmoothTimes(SaveTimes):
 
         def pass_next(p: Passage) -> Passage:
             at = since(model, state, self.ahead(p.filled))
-            return self._pass(span, at, gamma, anchor, p, reverse)
+            known = gamma, members.saved_between(model, state, a, at)
+            return self._pass(span, at, known, anchor, p, reverse)
 
         passage: Passage = while_loop(
             lambda p: self.passed(model, a, p.filled),
@@ -141,10 +147,11 @@ class SmoothTimes(SaveTimes):
         return Record(passage.slots, passage.filled, Anchor(mean, kernel)), token
 
     @staticmethod
-    def _pass(
-        span: Span, at: Array, gamma: Coefficient | None, anchor: Anchor, p: Passage, reverse: bool
-    ) -> Passage:
-        """Pass the save time t + at: close the slot before it, and start a kernel of its own."""
+    def _pass(span: Span, at: Array, known: tuple, anchor: Anchor, p: Passage, reverse: bool) -> Passage:
+        """Pass the save time t + at: close the slot before it, and start a kernel of its own.
+
+        ``known`` is what needs no smoothing: γ̂ and errors.
+        """
         tau = jnp.where(at <= near(span.prior.order, span.h), 0, at)
         start = jnp.maximum(p.start, 0)
         kernel = p.kernel.compose(span.kernel(start, tau))
@@ -159,8 +166,9 @@ class SmoothTimes(SaveTimes):
             jnp.maximum(p.filled - 1, 0),
             p.filled > 0 if reverse else True,
         )
-        leads, gammas = buffers.put((p.slots.lead, p.slots.gamma), (at - tau, gamma), p.filled)
-        return Passage(Slots(offsets, kernels, leads, gammas), p.filled + 1, kernel.noise.identity(), tau)
+        slots = p.slots
+        leads, *others = buffers.put((slots.lead, slots.gamma, slots.errors), (at - tau, *known), p.filled)
+        return Passage(Slots(offsets, kernels, leads, *others), p.filled + 1, kernel.noise.identity(), tau)
 
     def after_step(self, model: Filter, taken: Taken, accept: Array, record: Record) -> Record:
         """Correct the anchor by the step's residual."""
@@ -187,16 +195,17 @@ class SmoothTimes(SaveTimes):
         kernels = buffers.overwrite(slots.kernel, anchor.kernel, before)
         pushed = anchor.kernel.push(state.covariance)
         covariance = jax.tree.map(lambda a, b: jnp.where(finished, a, b), state.covariance.square(), pushed)
-        gamma = model.dynamic(state.calibration)
-        gammas = jax.tree.map(
-            lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), slots.gamma, gamma
+        gammas, errors = jax.tree.map(
+            lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])),
+            (slots.gamma, slots.errors),
+            (model.dynamic(state.calibration), members.saved(model, state)),
         )
         links = Links(kernels, slots.lead, jnp.ones_like(slots.lead) if gammas is None else gammas)
         states = chain(model.prior, offsets, links, last + 1, Gaussian(mean, covariance))
         posterior = Chain(
             mean=states.mean,
             std=chain_std(model.prior, states, links, output_gamma, 0),
-            members=None,
+            errors=calibrated(model, errors, output_gamma),
             covariance=states.covariance,
             links=links,
             output_gamma=output_gamma,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from millipode.filter import members
+from millipode.filter.ensemble import Errors
 from millipode.filter.state import Attempt, Filter, State, Taken
 from millipode.linalg.fields import Coefficient, Field, combine, map_leaves
 from millipode.posterior.posterior import Marginals, Path, calibrate, marginal_std, std_of
@@ -34,8 +35,8 @@ class SaveEnd(SavePlan):
     ) -> Saved:
         """Mean and standard deviation of y, as series of length one."""
         std = marginal_std(model.prior, state.covariance, state.mean[0], 0, output_gamma)
-        members = _calibrated(model, _members(state), output_gamma)
-        posterior = Marginals((state.mean[0],), std, members)
+        errors = calibrated(model, members.saved(model, state), output_gamma)
+        posterior = Marginals((state.mean[0],), std, errors)
         saved = Saved(state.t, posterior, model.dynamic(state.calibration), record.filled)
         return jax.tree.map(lambda x: x[None], saved)._replace(valid=record.filled)
 
@@ -85,7 +86,7 @@ class SaveSteps(SavePlan):
             path = Path(
                 mean=nodes.mean,
                 std=std_of(model.prior, nodes, output_gamma),
-                members=_calibrated(model, nodes.members, output_gamma),
+                errors=calibrated(model, nodes.errors, output_gamma),
                 covariance=nodes.covariance,
                 filtered=None,
                 gamma=gamma,
@@ -97,7 +98,7 @@ class SaveSteps(SavePlan):
         path = Path(
             mean=states.mean,
             std=std_of(model.prior, states, output_gamma),
-            members=None,
+            errors=calibrated(model, nodes.errors, output_gamma),
             covariance=states.covariance,
             filtered=nodes.covariance,
             gamma=gamma,
@@ -169,7 +170,7 @@ class SaveTimes(SavePlan):
             h = since(model, state, self.ahead(r.filled))
             row, noise = model.prior.marginal(h)
             std = state.covariance.std(state.mean[0], row, noise, a.calibration.gamma)
-            errors = None if state.members is None else members.between(model, state, a, h)
+            errors = members.saved_between(model, state, a, h)
             entry = Entry(combine(row, state.mean), std, model.dynamic(a.calibration.local), errors)
             return Record(buffers.put(r.buffers, entry, r.filled), r.filled + 1)
 
@@ -193,7 +194,7 @@ class SaveTimes(SavePlan):
             lambda x, new: x.at[-1].set(jnp.where(finished, new, x[-1])), record.buffers, _entry(model, state)
         )
         std = jax.vmap(lambda s: calibrate(s, output_gamma, state.mean[0]))(entries.std)
-        errors = _calibrated(model, entries.members, output_gamma)
+        errors = calibrated(model, entries.errors, output_gamma)
         filled = record.filled + finished.astype(jnp.int32)
         return Saved(self.times, Marginals((entries.mean,), std, errors), entries.gamma, filled)
 
@@ -215,26 +216,22 @@ class Entry(NamedTuple):
     mean: Field
     std: Coefficient
     gamma: Coefficient | None
-    members: Field | None
+    errors: Errors | None
 
 
 def _entry(model: Filter, state: State) -> Entry:
     one = jnp.ones_like(state.t)
     std = marginal_std(model.prior, state.covariance, state.mean[0], 0, one)
-    return Entry(state.mean[0], std, model.dynamic(state.calibration), _members(state))
+    return Entry(state.mean[0], std, model.dynamic(state.calibration), members.saved(model, state))
 
 
 def _node(model: Filter, state: State) -> Nodes:
     gamma = model.dynamic(state.calibration)
-    return Nodes(state.t, state.mean, state.covariance, gamma, _members(state))
+    return Nodes(state.t, state.mean, state.covariance, gamma, members.saved(model, state))
 
 
-def _members(state: State) -> Field | None:
-    return None if state.members is None else state.members.of_y
-
-
-def _calibrated(model: Filter, errors: Field | None, output_gamma: Coefficient) -> Field | None:
+def calibrated(model: Filter, errors: Errors | None, output_gamma: Coefficient) -> Errors | None:
     """White noise has the γ of the filter; a defect needs none."""
     if errors is None or model.uncertainty is None or model.uncertainty.noise == "defect":
         return errors
-    return map_leaves(jnp.multiply, errors, output_gamma)
+    return errors._replace(members=map_leaves(jnp.multiply, errors.members, output_gamma))

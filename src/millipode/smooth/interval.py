@@ -5,7 +5,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from millipode.covariance.protocol import Covariance
 from millipode.linalg.fields import Coefficient, Field
@@ -22,14 +22,14 @@ class Nodes(NamedTuple):
         mean: one field per derivative.
         covariance: under the filter's own γ.
         gamma: γ̂ of the step that ended here, if dynamic.
-        members: the ensemble of errors of y, if there is one.
+        errors: what is kept of errors of y, a pytree with the time first.
     """
 
     t: Array
     mean: tuple[Field, ...]
     covariance: Covariance
     gamma: Coefficient | None
-    members: Field | None = None
+    errors: PyTree[Array] = None
 
 
 def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> Gaussian:

@@ -28,17 +28,18 @@ class IWP(Prior):
     singular for large ν) comes from exact fractions, so nothing is lost to rounding.
 
     Args:
-        order: ν, the number of derivatives in the state, 1 … 11.
+        order: ν, the number of derivatives in the state, 1 … 11; 0 for that of the solver.
 
     >>> import jax.numpy as jnp
     >>> [float(x) for x in IWP(2).transition(jnp.asarray(0.5)).phi[0]]
     [1.0, 0.5, 0.125]
     """
 
-    order: int = eqx.field(static=True, converter=lambda order: as_integer(order, "order"))
+    order: int = eqx.field(static=True, default=0, converter=lambda order: as_integer(order, "order"))
 
     def __check_init__(self) -> None:
-        check_order(self.order)
+        if self.order != 0:
+            check_order(self.order)
 
     @property
     def is_shared(self) -> bool:

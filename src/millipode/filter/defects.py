@@ -1,0 +1,110 @@
+"""The defects of steps, which drive ensemble members; ``members`` has the mathematics."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from millipode.covariance.kronecker import Kronecker
+from millipode.covariance.observation import Observation
+from millipode.filter.ensemble import Defect, Drive, Lag, Members, Transported, kind_of
+from millipode.filter.state import Attempt, Filter
+from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves, rms, safe_divide, safe_sqrt, total
+from millipode.linalg.jacobians import ZeroJacobian
+from millipode.model.priors.iwp import IWP
+
+# Residuals of members may be this many times those of the filter, of which steps forget this share.
+CREDIBLE, FORGET = 3.0, 0.9
+
+
+def no_defect(model: Filter, y: Field, persistent: Float[Array, " s"]) -> Defect:
+    """That of no step."""
+    n, kind = model.prior.order + 1, dtype(y)
+    lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
+    nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, kind_of(y)), y), jnp.zeros((), kind)
+    return Defect(nothing, nothing, jnp.zeros((), jnp.result_type(float)), zero, zero, persistent, lag, zero)
+
+
+def balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
+    """Numbers with a mean square of 1, so that one persistent defect has the right spread for any S."""
+    return x * lax.rsqrt(jnp.mean(x**2))
+
+
+def drive(model: Filter, members: Members, a: Attempt) -> Drive:
+    """What an attempted step does to the members, from its residual."""
+    plan, h, before = model.uncertainty, a.prediction.h, members.defect
+    key = None
+    if isinstance(plan, Transported):
+        key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + members.steps)
+    if before is None:
+        return Drive(key)
+    share, lag = _informative_share(model.prior.order, before.lag, h)
+    v, residual = model.prior.remainder(h), a.corrections.residual
+    explained = residual.observation.explain(residual.z, (v[0], v[1]))
+    ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
+    recent = jnp.maximum(rms(residual.z), FORGET * ratio * before.residual)
+    new = jax.tree.map(lambda x: jnp.where(a.accept, -share * x, 0), explained)  # NaN if rejected
+    small = kind_of(residual.z)
+    latest = jax.tree.map(lambda x: x.astype(small), new)
+    if key is None:
+        # Without a mean over two steps: fewer passes, and measured to be as good.
+        defect = before._replace(mean=latest, unit=v[1], h=h, lag=lag, residual=recent)
+        return Drive(None, defect, before.persistent)
+    weight = h / (h + before.h)
+    mean = jax.tree.map(
+        lambda x, y: (weight * x + (1 - weight) * ratio * y).astype(small), new, before.latest
+    )
+    unit = lax.rsqrt(jnp.where(before.square > 0, before.square, 1)).astype(small)
+    square, inner = _inner(mean, mean, unit), _inner(mean, before.mean, unit)
+    rho = safe_divide(inner, safe_sqrt(square) * safe_sqrt(before.square))
+    rho = jnp.clip(rho, 0, 1).astype(before.persistent.dtype)
+    rho = jnp.where(before.unit > 0, rho, 1)  # the first step has nothing to differ from
+    fresh = jax.random.normal(key, (2, *before.persistent.shape), rho.dtype)
+    rest = safe_sqrt(1 - rho**2)
+    persistent = balanced(rho * before.persistent + rest * fresh[0])
+    multiplier = persistent + rest * balanced(fresh[1])
+    return Drive(key, Defect(latest, mean, square, v[1], h, persistent, lag, recent), multiplier)
+
+
+def _informative_share(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
+    """The share α of a residual that is information from this step, for a constant c; and the next lag."""
+    prior = IWP(order)
+    transition, v = prior.transition(h), jnp.stack(prior.remainder(h))
+    error = jnp.sum(transition.matrix * lag.error, axis=1) + v
+    observation = Observation(ZeroJacobian())
+    z, new = observation.of(error[0], error[1]), observation.of(v[0], v[1])
+    corrected = lag.filter.correct(transition, jnp.ones_like(h), observation, z)
+    assert isinstance(corrected.covariance, Kronecker)
+    share = jnp.where(z > 0, safe_divide(new, z), 1)
+    return share, Lag(corrected.covariance, error - corrected.gain * z)
+
+
+def _inner(x: Field, y: Field, unit: Array) -> Array:
+    """Σ_i x_i y_i, added up in double precision if there is any, in units in which no product underflows."""
+    products = jax.tree.map(lambda a, b: jnp.sum((unit * a) * (unit * b), dtype=jnp.result_type(float)), x, y)
+    return total(products) / unit.astype(jnp.result_type(float)) ** 2
+
+
+def of_member(given: Drive, s: Array, v: Coefficient) -> Field:
+    """One field of w for member s, from the entry of v(h) that belongs to it."""
+    assert given.multiplier is not None
+    assert given.defect is not None
+    m = given.multiplier[s] / given.defect.unit
+    return map_leaves(lambda g, v: (m * v).astype(g.dtype) * g, given.defect.mean, v)
+
+
+def credible(a: Attempt, z: Field) -> Array:
+    """The factor ≤ 1 that brings errors with residuals z back to what the residuals of the filter allow.
+
+    In truth, the residual of the filter is that of its error. Where stability limits the steps, the error
+    that flickers is kept small by the choice of steps, which the linear recursion of members knows nothing
+    of: they would explode.
+    """
+    assert a.drive is not None
+    kind = dtype(z)
+    if a.drive.defect is None:
+        return jnp.ones((), kind)
+    recent = a.drive.defect.residual
+    unit = jnp.where(recent > 0, CREDIBLE * recent, 1).astype(kind)
+    size = rms(jax.tree.map(lambda x: x / unit, z))
+    return jnp.where(size > 1, 1 / size, 1).astype(kind)
