@@ -38,7 +38,7 @@ class Solver(eqx.Module):
     structure: eqx.AbstractVar[str]
     initialise: eqx.AbstractVar[str | None]
     corrections: int = eqx.field(static=True, default=1, kw_only=True)
-    orders: ClassVar[tuple[tuple[float, int], ...]] = ((4.5, 4), (7.5, 5), (8.5, 6), (10.5, 7), (math.inf, 8))
+    orders: ClassVar[tuple[tuple[float, int], ...]] = ((3.5, 4), (6.5, 5), (9.5, 6), (11.5, 7), (math.inf, 8))
 
     @property
     def order(self) -> int | None:

@@ -20,7 +20,6 @@ from millipode.covariance.tiles import in_tiles
 from millipode.covariance.transition import BlockTransition, Transition
 from millipode.linalg.batches import Block, product
 from millipode.linalg.fields import Coefficient, Field, Row, safe_divide, safe_sqrt
-from millipode.linalg.jacobians import ProductJacobian
 from millipode.linalg.qr import root_of
 from millipode.linalg.randomness import Numbers, normal
 
@@ -89,21 +88,6 @@ class Coupled(Covariance):
         c, block = z.shape[0], transition.at(None)
         moved = sum(rows[:c, a] * weights[a] for a in range(c))
         return y_per_residual(block) * block.scaled_root[0, 0] * moved
-
-    def gain_of_y(
-        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
-    ) -> ProductJacobian:
-        """E₀ K, mode by mode."""
-        c, whole = z.shape[0], lifted(transition, z.shape[0])
-
-        def one(root: Array, j: Array) -> tuple[Array, Array]:
-            rows = blocks.extrapolate(root, whole, gamma)
-            innovation, columns, _ = condition(rows, CoupledObservation(j).scaled(transition))
-            return innovation * units(transition), columns[:, :c] * whole.scaling[0]
-
-        root, columns = in_tiles(one, z.shape[1:], [self.root, observation.per_mode().j])
-        gain = Gain(columns, CoupledInnovation(root))
-        return ProductJacobian(lambda x: self.apply_gain(gain, x)[0])
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

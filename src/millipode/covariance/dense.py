@@ -15,7 +15,6 @@ from millipode.covariance.protocol import Corrected, Covariance, Kernel, Storage
 from millipode.covariance.transition import BlockTransition, Transition
 from millipode.linalg.batches import known
 from millipode.linalg.fields import Coefficient, Field, Row, flat, size
-from millipode.linalg.jacobians import DenseJacobian
 from millipode.linalg.qr import reduced, root_of, triangularise
 from millipode.linalg.randomness import Numbers, normal
 from millipode.linalg.triangular import solve_upper
@@ -66,17 +65,6 @@ class Dense(Covariance):
         root = triangularise(rows)
         weights = _solve(root, _solve(root, vector[:, None], transposed=True))[:, 0]
         return unravel(y_per_residual(block) * block.scaled_root[0, 0] * (rows[: vector.size] @ weights))
-
-    def gain_of_y(
-        self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
-    ) -> DenseJacobian:
-        """E₀ K as a matrix, from the root of the predicted covariance without its triangular form."""
-        d = size(z)
-        _, _, moved, noise = self._stack(transition, gamma, z)
-        root = jnp.concatenate([moved, noise])
-        measured = observation.matrix(z).scaled(transition).of(root)
-        gain = half_joseph(root[:, :d], measured)[2]
-        return DenseJacobian(y_per_residual(transition) * gain)
 
     def correct(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field

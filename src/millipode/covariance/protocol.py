@@ -14,7 +14,7 @@ from millipode.covariance.innovation import Innovation
 from millipode.covariance.observation import Observation
 from millipode.covariance.transition import Transition
 from millipode.linalg.fields import Coefficient, Field, Row
-from millipode.linalg.jacobians import Jacobian
+from millipode.linalg.jacobians import Jacobian, ProductJacobian
 from millipode.linalg.randomness import Numbers
 
 
@@ -79,11 +79,12 @@ class Covariance(eqx.Module):
     def process_correction(self, transition: Transition, observation: Observation, z: Field) -> Field:
         """E₀ Σ Hᵀ (H Σ Hᵀ)⁻¹ z: the correction of y if the noise of this step is the only uncertainty."""
 
-    @abc.abstractmethod
     def gain_of_y(
         self, transition: Transition, gamma: Coefficient, observation: Observation, z: Field
     ) -> Jacobian:
-        """E₀ K, which maps a residual to the correction of y; without the rest of ``correct``."""
+        """E₀ K, which maps a residual to the correction of y; structures may do without the rest."""
+        gain = self.correct(transition, gamma, observation, z).gain
+        return ProductJacobian(lambda x: self.apply_gain(gain, x)[0])
 
     @abc.abstractmethod
     def correct(

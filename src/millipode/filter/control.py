@@ -133,13 +133,18 @@ class PIController(Controller):
         """Where the leading error term reaches a hundredth of the tolerance.
 
         In the manner of Hairer, Nørsett and Wanner (II.4), but free of units: with a time scale s,
-        derivative ν+1 is about s^(−ν−1) times what y changes by within s.
+        derivative ν+1 is about s^(−ν−1) times what y changes by within s. That time scale is the one of y',
+        because unknowns that start at zero make the one of y itself far too short.
         """
-        s, span = start.time_scale, start.span
-        change = jnp.maximum(start.d1 * s, start.d2 * s**2)
-        h = s * (0.01 / jnp.where(change > 0, change, 1)) ** (1 / (order + 1))
-        h = jnp.minimum(jnp.where(change > 0, h, 0.01 * span), span)
-        return jnp.where(jnp.isfinite(h) & (h > 0), h, 1e-6 * span)
+
+        def within(s: Array) -> Array:
+            change = jnp.maximum(start.d1 * s, start.d2 * s**2)
+            h = s * (0.01 / jnp.where(change > 0, change, 1)) ** (1 / (order + 1))
+            return jnp.where(change > 0, h, 0.01 * start.span)
+
+        h = jnp.minimum(within(start.time_scale_of_slope), 1000 * within(start.time_scale))
+        h = jnp.minimum(h, start.span)
+        return jnp.where(jnp.isfinite(h) & (h > 0), h, 1e-6 * start.span)
 
 
 class FixedStep(Controller):

@@ -9,9 +9,9 @@ with what the filter knows of the Jacobian at ξ_{i−1} as F, and γ from the f
 of K is needed on the way (``Covariance.gain_of_y``); the covariance is touched once, by the last residual and
 its linearisation, which also calibrate it.
 
-If F is only a part of the Jacobian J, corrections contract like (J − F) E₀ K. But E₀ K depends on the errors
-of earlier steps, and does not vanish with h: corrections might diverge at any step size. There, ξ is moved as
-in a filter that has taken many equal steps, by δ = l₀ (I − l₀ F)⁻¹ z (``error.moved_by``) with l₀ of order h.
+That is how an EK0 does it, whose E₀ K is of order h. With a Jacobian, E₀ K depends on the errors of earlier
+steps and does not vanish with h, so corrections might diverge at any step size. There, ξ is moved as in a
+filter that has taken many equal steps, by δ = l₀ (I − l₀ F)⁻¹ z (``error.moved_by``) with l₀ of order h.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from millipode.filter.state import Calibration, Corrections, Filter, Prediction,
 from millipode.linalg.fields import Field, combine, map_leaves, safe_divide, where
 from millipode.linalg.jacobians import ZeroJacobian
 from millipode.model.information import Predicted, Residual
-from millipode.model.steady import lead, steady_gain
+from millipode.model.steady import lead, steady_gain, unsettled
 from millipode.xla.autodiff import while_loop
 
 # What corrections may leave undone, in units of the tolerance; with the whole Jacobian, they leave much less.
@@ -61,6 +61,11 @@ def calibrate(model: Filter, state: State, p: Prediction, r: Residual, norm: Nor
     process = state.covariance.process_innovation(p.transition, observation, z)
     process = correlated(model.space, process, form)
     local = model.diffusion.local_gamma(process, z)
+    if model.corrections > 1:
+        # Without this, γ would rise from step to step at the start, and the filter would trust its past too
+        # much: gains would be too large for twenty steps or more, and steps ten times too short.
+        startup = unsettled(model.prior.order, state.steps, p.h.dtype)
+        local = jax.tree.map(lambda x: startup * x, local)
     return Calibration(local, model.diffusion.filter_gamma(local), process, form)
 
 
@@ -118,17 +123,16 @@ def refine(
     def latest(turn: _Turn) -> Residual:
         return Residual(turn.z, predicted.observation if turn.observation is None else turn.observation)
 
-    gamma = calibrate(model, state, p, predicted, norm).gamma
-    size = first.size
-    is_partial = model.information.is_partial
-    most, enough = _tolerated(model, size)
+    most, enough = _tolerated(model, first.size)
+
+    gain = None
+    if model.information.is_explicit:
+        gamma = calibrate(model, state, p, predicted, norm).gamma
+        gain = state.covariance.gain_of_y(p.transition, gamma, predicted.observation, predicted.z)
 
     def correction(residual: Residual) -> Field:
-        """What a residual moves y by."""
-        if is_partial:
-            return moved_by(model, p, residual)
-        gain = state.covariance.gain_of_y(p.transition, gamma, residual.observation, residual.z)
-        return gain.multiply(residual.z)
+        """What a residual moves ξ by."""
+        return moved_by(model, p, residual) if gain is None else gain.multiply(residual.z)
 
     def again(turn: _Turn) -> _Turn:
         before = latest(turn)
@@ -140,11 +144,7 @@ def refine(
             change = size_of(model, p, difference, norm)
         else:
             change = norm(jax.tree.map(jnp.subtract, correction(latest(new)), moved))
-        last = turn.change
-        if model.information.is_exact:
-            # The gain of this filter may be far from that of a steady one, which ``first.size`` is about.
-            last = jnp.where(turn.done == 1, norm(moved), last)
-        rate = safe_divide(change, last)
+        rate = safe_divide(change, turn.change)
         return new._replace(
             done=turn.done + 1,
             change=change,
@@ -157,13 +157,15 @@ def refine(
 
     unknown = jnp.full_like(p.h, jnp.finfo(p.h.dtype).max)
     observation = None if keeps else predicted.observation
-    start = _Turn(predicted.z, observation, jnp.ones((), jnp.int32), size, jnp.zeros_like(size), unknown)
+    none = jnp.zeros_like(unknown)
+    start = _Turn(predicted.z, observation, jnp.ones((), jnp.int32), first.size, none, unknown)
     if model.corrections == 2:
         # A branch needs fewer copies of y than a loop. The residual of a rejected step is not used.
         turn = lax.cond(promising, again, lambda turn: turn._replace(z=where(promising, turn.z, 0)), start)
     else:
         turn = while_loop(unfinished, again, start, reverse=reverse, max_steps=model.corrections - 1)
-    return Corrections(latest(turn), turn.done, turn.contraction, promising & ~(turn.left <= enough))
+    diverged = promising & ~(turn.left <= enough)
+    return Corrections(latest(turn), gain, turn.done, turn.contraction, diverged)
 
 
 def _tolerated(model: Filter, size: Array) -> tuple[float, Array | float]:
@@ -184,7 +186,8 @@ def _left(change: Array, rate: Array, most: float) -> Array:
 
 def alone(residual: Residual, p: Prediction) -> Corrections:
     """A first residual that is also the last."""
-    return Corrections(residual, jnp.ones((), jnp.int32), jnp.zeros_like(p.h), jnp.zeros((), bool))
+    none = jnp.zeros_like(p.h)
+    return Corrections(residual, None, jnp.ones((), jnp.int32), none, jnp.zeros((), bool))
 
 
 def _is_data(observation: Observation) -> bool:

@@ -1,5 +1,7 @@
 """The defects of steps, which drive ensemble members; ``members`` has the mathematics."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -7,8 +9,8 @@ from jaxtyping import Array, Float
 
 from millipode.covariance.kronecker import Kronecker
 from millipode.covariance.observation import Observation
-from millipode.filter.ensemble import Defect, Drive, Lag, Members, Transported, kind_of
-from millipode.filter.state import Attempt, Filter
+from millipode.filter.ensemble import Defect, Drive, Lag, Transported, kind_of
+from millipode.filter.state import Attempt, Filter, State
 from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves, rms, safe_divide, safe_sqrt, total
 from millipode.linalg.jacobians import ZeroJacobian
 from millipode.model.priors.iwp import IWP
@@ -30,12 +32,13 @@ def balanced(x: Float[Array, " s"]) -> Float[Array, " s"]:
     return x * lax.rsqrt(jnp.mean(x**2))
 
 
-def drive(model: Filter, members: Members, a: Attempt) -> Drive:
+def drive(model: Filter, state: State, a: Attempt) -> Drive:
     """What an attempted step does to the members, from its residual."""
-    plan, h, before = model.uncertainty, a.prediction.h, members.defect
+    assert state.members is not None
+    plan, h, before = model.uncertainty, a.prediction.h, state.members.defect
     key = None
     if isinstance(plan, Transported):
-        key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + members.steps)
+        key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + state.steps)
     if before is None:
         return Drive(key)
     share, lag = _informative_share(model.prior.order, before.lag, h)
@@ -94,11 +97,11 @@ def of_member(given: Drive, s: Array, v: Coefficient) -> Field:
 
 
 def credible(a: Attempt, z: Field) -> Array:
-    """The factor ≤ 1 that brings errors with residuals z back to what the residuals of the filter allow.
+    """The factor ≤ 1 that brings residuals z of errors back to what the residuals of the filter allow.
 
-    In truth, the residual of the filter is that of its error. Where stability limits the steps, the error
-    that flickers is kept small by the choice of steps, which the linear recursion of members knows nothing
-    of: they would explode.
+    In truth, the residual of the filter is that of its error. Where stability limits the steps of an EK0, the
+    choice of steps keeps the error that flickers small. The linear recursion of members knows nothing of
+    that: they would explode.
     """
     assert a.drive is not None
     kind = dtype(z)
@@ -108,3 +111,15 @@ def credible(a: Attempt, z: Field) -> Array:
     unit = jnp.where(recent > 0, CREDIBLE * recent, 1).astype(kind)
     size = rms(jax.tree.map(lambda x: x / unit, z))
     return jnp.where(size > 1, 1 / size, 1).astype(kind)
+
+
+def calmed(model: Filter, factor: Array, rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The rows of an error, of which the part that flickers is scaled; that of an EK0 alone does.
+
+    At the limit of stability, next to all of it is in the derivatives from the second one on, if there are
+    enough of them. Then y and y' are left alone, so that errors that do not flicker stay what they are.
+    """
+    if not model.information.is_explicit:
+        return rows
+    kept = 2 if model.prior.order > 2 else 0
+    return (*rows[:kept], *(jax.tree.map(lambda x: factor * x, row) for row in rows[kept:]))

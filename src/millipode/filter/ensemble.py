@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from millipode.covariance.kronecker import Kronecker
 from millipode.linalg.arguments import as_integer
@@ -170,13 +170,11 @@ class Members(NamedTuple):
         chunks: e, some members at a time: one field per field of the prior's state, members in front. Field q
             is in units of time^−q, so that it has a size that single precision can hold.
         time: the unit of time, the last step.
-        steps: the number of steps that they have made, for the random numbers.
         defect: of the last step, unless the noise is white.
     """
 
     chunks: tuple[tuple[Field, ...], ...]
     time: Array
-    steps: Int[Array, ""]
     defect: Defect | None
 
     @property

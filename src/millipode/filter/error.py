@@ -11,12 +11,13 @@ from millipode.filter.state import Calibration, Corrections, Filter, Prediction,
 from millipode.linalg.fields import Coefficient, Field, map_leaves, rms
 from millipode.linalg.jacobians import DiagonalJacobian
 from millipode.model.information import Residual
-from millipode.model.steady import lead, steady_gain
+from millipode.model.steady import lead, steady_gain, unsettled
 
 # The local error of an EK0 over h |z|, for ν = 1, 2, …, so that all orders have about the same final error.
-EXPLICIT = (4.0, 4.0, 4.0, 4.0, 2.0, *6 * (1.0,))
-# How much more the error estimate of an EK1 makes of directions that are not stiff.
-SLOW = 5.0
+EXPLICIT = (4.0, 4.0, 4.0, 4.0, 2.0, 2.0, *5 * (1.0,))
+# The same of an EK1, over |δ|; and how much more it makes of directions that are not stiff.
+IMPLICIT = (1 / 6, 1 / 12, 1 / 24, 1 / 192, 1 / 1536, 1 / 512, 1 / 170, 1 / 57, 1 / 19, 1 / 6, 1 / 2)
+SLOW = 15.0
 
 
 @dataclass(frozen=True)
@@ -82,24 +83,28 @@ def size_of(model: Filter, p: Prediction, residual: Residual, norm: Norm) -> Arr
     return norm(moved_by(model, p, residual))
 
 
-def judge(model: Filter, p: Prediction, residual: Residual, norm: Norm) -> First:
+def judge(model: Filter, state: State, p: Prediction, residual: Residual, norm: Norm) -> First:
     """The local error in units of the tolerance, from δ, what the first residual moves y by.
 
     It is about h |z| for an EK0, unknown by unknown and whatever the model of γ, and |δ| if something is
-    known of the Jacobian. Corrections with the whole Jacobian leave little of δ, the less the higher the
-    order; but less is left in stiff directions than in others, which a second factor (I − l₀ F)⁻¹ tells
-    apart. ``docs/design.md`` has the measurements behind these choices.
+    known of the Jacobian. Corrections with the whole Jacobian leave little of δ, and less in stiff directions
+    than in others, which a second factor (I − l₀ F)⁻¹ tells apart. The first steps are judged by what their
+    residuals would be later on. ``docs/design.md`` has the measurements behind these choices.
     """
     information, order = model.information, model.prior.order
     size, gain = size_of(model, p, residual, norm), steady_gain(order)
     if information.is_explicit:
-        return First(residual, norm, size, EXPLICIT[order - 1] / gain * size)
-    if information.is_partial:
-        return First(residual, norm, size, size)
-    moved = moved_by(model, p, residual)
-    slow = residual.observation.jacobian.solve(lead(model.prior, p.h), moved)
-    error = norm(jax.tree.map(lambda x, y: x + SLOW / gain * y, moved, slow))
-    return First(residual, norm, size, 0.5**order * error)
+        error = EXPLICIT[order - 1] / gain * size
+    elif information.is_constant:
+        error = size
+    elif information.is_partial:
+        # A diagonal may be large where the Jacobian is not: what it damps is judged as without it.
+        error = EXPLICIT[order - 1] * size
+    else:
+        moved = moved_by(model, p, residual)
+        slow = residual.observation.jacobian.solve(lead(model.prior, p.h), moved)
+        error = IMPLICIT[order - 1] * norm(jax.tree.map(lambda x, y: x + SLOW / gain * y, moved, slow))
+    return First(residual, norm, size, unsettled(order, state.steps, size.dtype) * error)
 
 
 def after_all(model: Filter, first: First, corrections: Corrections) -> Array:

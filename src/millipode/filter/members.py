@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, PyTree
 
-from millipode.filter.defects import balanced, credible, no_defect, of_member
+from millipode.filter.defects import balanced, calmed, credible, no_defect, of_member
 from millipode.filter.ensemble import UNKNOWN, Defect, Errors, Members, Transported, kind_of
 from millipode.filter.error import moved_by
 from millipode.filter.moving import moved
@@ -67,7 +67,7 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
     if not isinstance(plan, Transported):
         nothing = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), kind_of(y)), y)
         defect = no_defect(model, y, jnp.ones(1, dtype(y)))._replace(latest=None, mean=None)
-        return Members(((nothing,) * (model.prior.order + 1),), time, jnp.zeros((), jnp.int32), defect)
+        return Members(((nothing,) * (model.prior.order + 1),), time, defect)
     key = jax.random.wrap_key_data(plan.key)
     keys = jax.random.split(jax.random.fold_in(key, 0), plan.members)
 
@@ -83,11 +83,10 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
     chunks = tuple(jax.vmap(draw)(some) for some in keys.reshape(-1, plan.at_once(y)))
     if plan.sharding is not None:
         chunks = jax.tree.map(lambda x: lax.with_sharding_constraint(x, plan.sharding), chunks)
-    steps = jnp.zeros((), jnp.int32)
     if plan.noise == "white":
-        return Members(chunks, time, steps, None)
+        return Members(chunks, time, None)
     persistent = balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), dtype(y)))
-    return Members(chunks, time, steps, no_defect(model, y, persistent))
+    return Members(chunks, time, no_defect(model, y, persistent))
 
 
 def _correlated(model: Filter, white: Field) -> Field:
@@ -110,7 +109,7 @@ def saved(model: Filter, state: State) -> Errors | None:
     if isinstance(model.uncertainty, Transported):
         return Errors(members.of_y, None)
     size = scaled_rms(jax.tree.map(lambda x: x.astype(dtype(state.mean[0])), members.of_y))
-    return Errors(None, jnp.where(members.steps > 0, size, UNKNOWN))
+    return Errors(None, jnp.where(state.steps > 0, size, UNKNOWN))
 
 
 def saved_between(model: Filter, state: State, a: Attempt, h: Array) -> Errors | None:
@@ -185,9 +184,8 @@ def advance(
         lambda carry: carry[1], turn, (members.chunks, pending), reverse=reverse, max_steps=1
     )
     defect = _kept(a, members.defect, after(chunks))
-    steps = members.steps + a.accept.astype(members.steps.dtype)
     time = jnp.where(a.accept, a.prediction.h, members.time)
-    return Members(chunks, time, steps, defect)
+    return Members(chunks, time, defect)
 
 
 def _kept(a: Attempt, old: Defect | None, token: Token) -> Defect | None:
@@ -240,10 +238,10 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
 
     def again(begun: Field, z: Field) -> Field:
         """What the error makes of the next residual: z_i = z₁ + (J − F) δ_{i−1}, as corrections do."""
-        if model.information.is_partial:
+        if a.corrections.gain is None:
             moved = moved_by(model, p, a.corrections.residual._replace(z=z))
         else:
-            moved = covariance.apply_gain(gain, z)[0]
+            moved = a.corrections.gain.multiply(z)
         missed = jax.tree.map(jnp.subtract, observation.jacobian.multiply(moved), known.multiply(moved))
         return jax.tree.map(jnp.add, begun, missed)
 
@@ -259,18 +257,17 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
         each = _alone if _length(chunk) == 1 else jax.vmap
         first, second = (each(functools.partial(predicted, q, token=token))(chunk, numbers) for q in range(2))
 
-        def branch(function: Callable[[Field, Field], Field], *x: Field) -> Field:
+        def branch(taken: Array, function: Callable[[Field, Field], Field], *x: Field) -> Field:
             # What enters and leaves a branch is stored, and not computed again wherever it is used.
-            function = each(_in_full(function, y))
-            return lax.cond(pending, function, lambda *x: jax.tree.map(jnp.zeros_like, x[1]), *x)
+            return lax.cond(taken, each(_in_full(function, y)), lambda *x: x[-1], *x)
 
-        z = begun = branch(observation.of, first, second)
-        for _ in range(0 if model.information.is_exact else model.corrections - 1):
-            z = branch(again, begun, z)
+        z = begun = branch(pending, observation.of, first, second)
+        for i in range(2, 1 + (1 if model.information.is_exact else model.corrections)):
+            z = branch(pending & (i <= a.corrections.evaluations), again, begun, z)
         starts = first, jax.tree.map(lambda x: time[1].astype(kind) * x, second)
-        s = credible(a, z)
-        scaled = jax.tree.map(lambda x: s * x, (starts, in_units, each(shifts)(z, numbers)))
-        new = moved(scaled[0], scaled[1], chunk, scaled[2], after(z), wait_for)
+        calm = functools.partial(calmed, model, credible(a, z))
+        shift = calm(each(shifts)(z, numbers))
+        new = moved(calm(starts), calm(in_units), chunk, shift, after(z), wait_for)
         return new, Token(wait_for(jax.tree.leaves(new)[-1]).zero.astype(p.h.dtype))
 
     return move

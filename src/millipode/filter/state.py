@@ -11,6 +11,7 @@ from millipode.filter.calibration import Diffusion
 from millipode.filter.control import weights
 from millipode.filter.ensemble import Drive, Members, Transported, TransportedError
 from millipode.linalg.fields import Coefficient, Field
+from millipode.linalg.jacobians import Jacobian
 from millipode.model.information import InformationOperator, Residual
 from millipode.model.priors.protocol import Prior
 from millipode.pde.bases import Basis
@@ -69,6 +70,7 @@ class State(NamedTuple):
 
     Attributes:
         t: the time.
+        steps: the number of steps that led there.
         mean: of the prior's state, y first; one field per derivative.
         covariance: of the same, under the filter's own γ.
         calibration: the diffusion's accumulator.
@@ -80,6 +82,7 @@ class State(NamedTuple):
     """
 
     t: Array
+    steps: Array
     mean: tuple[Field, ...]
     covariance: Covariance
     calibration: Coefficient
@@ -129,12 +132,14 @@ class Corrections(NamedTuple):
 
     Attributes:
         residual: the last one, and its linearisation.
+        gain: E₀ K with the γ of the first residual, by which an EK0 moved ξ; None if ξ moved otherwise.
         evaluations: how many there were.
         contraction: by which the second correction was smaller than the first; 0 if there was none.
         diverged: whether corrections did not contract, or left too much undone.
     """
 
     residual: Residual
+    gain: Jacobian | None
     evaluations: Array
     contraction: Array
     diverged: Array

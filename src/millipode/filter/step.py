@@ -30,7 +30,7 @@ def attempt(
         calibration = calibrate(model, state, p, first, norm)
         error = of_the_paper(model, state, p, first, calibration)
         return Attempt(p, alone(first, p), calibration, error, controller.accepts(error))
-    judged = judge(model, p, first, norm)
+    judged = judge(model, state, p, first, norm)
     corrections = refine(model, state, p, judged, controller.accepts(judged.error), reverse)
     error = after_all(model, judged, corrections)
     error = controller.if_diverged(error, corrections.diverged, model.prior.order)
@@ -73,6 +73,7 @@ def correct(model: Filter, state: State, a: Attempt, token: Token) -> Taken:
     calibration = model.diffusion.accumulate(state.calibration, c.local, innovation, r.z)
     taken = State(
         t=jnp.where(accept, p.t, state.t),
+        steps=state.steps + accept.astype(state.steps.dtype),
         mean=mean,
         covariance=corrected.covariance,
         calibration=where(accept, calibration, state.calibration),

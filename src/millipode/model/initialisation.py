@@ -93,11 +93,17 @@ class Start(NamedTuple):
     @property
     def time_scale(self) -> Array:
         """The time in which y or y' changes by its own size, at most the span."""
-        slowest = jnp.asarray(self.span)
-        for a, b in ((self.d0, self.d1), (self.d1, self.d2)):
-            moves = (a > 0) & (b > 0)
-            slowest = jnp.where(moves, jnp.minimum(slowest, a / jnp.where(moves, b, 1)), slowest)
-        return slowest
+        return jnp.minimum(self._until(self.d0, self.d1), self.time_scale_of_slope)
+
+    @property
+    def time_scale_of_slope(self) -> Array:
+        """The time in which y' changes by its own size, at most the span."""
+        return self._until(self.d1, self.d2)
+
+    def _until(self, size: Array, speed: Array) -> Array:
+        """How long something takes to change by its own size, at most the span; the span if it is zero."""
+        moves = (size > 0) & (speed > 0)
+        return jnp.where(moves, jnp.minimum(self.span, size / jnp.where(moves, speed, 1)), self.span)
 
 
 def initialise(method: str | None, start: Start, order: int) -> Initial:

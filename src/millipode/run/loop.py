@@ -59,7 +59,6 @@ class Carry(NamedTuple):
         state: of the filter.
         h: the next step.
         previous: the error of the last accepted step, in units of the tolerance.
-        steps: accepted so far.
         rejected: attempts so far.
         diverged: those attempts of which the corrections diverged.
         limited: attempts so far that stability, not accuracy, kept short.
@@ -71,13 +70,17 @@ class Carry(NamedTuple):
     state: State
     h: Array
     previous: Array
-    steps: Array
     rejected: Array
     diverged: Array
     limited: Array
     f_evals: Array
     status: Array
     record: Record | None
+
+    @property
+    def steps(self) -> Array:
+        """The number of accepted steps so far."""
+        return self.state.steps
 
 
 class Outcome(NamedTuple):
@@ -120,7 +123,7 @@ def begin(setup: Setup, y0: Field) -> Carry:
     h = jnp.minimum(h, jnp.where(span > 0, span, h))
     zero, count = jnp.zeros((), dtype(y0)), jnp.zeros((), jnp.int32)
     calibration, memory = model.diffusion.zero(mean[0]), model.information.memory()
-    state = State(jnp.copy(t0), mean, covariance, calibration, zero, zero, zero, memory)
+    state = State(jnp.copy(t0), count, mean, covariance, calibration, zero, zero, zero, memory)
     if model.uncertainty is not None:
         state = state._replace(members=members.begin(model, state, local, jnp.where(h > 0, h, 1)))
     status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
@@ -129,7 +132,6 @@ def begin(setup: Setup, y0: Field) -> Carry:
         state=state,
         h=h,
         previous=zero + 1,
-        steps=count,
         rejected=count,
         diverged=count,
         limited=count,
@@ -188,7 +190,7 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
 
     a = attempt(model, state, controller, t, h, reverse)
     if state.members is not None:
-        a = a._replace(drive=defects.drive(model, state.members, a))
+        a = a._replace(drive=defects.drive(model, state, a))
     record, token = plan.before_step(model, state, a, c.record, reverse)
     taken = correct(model, state, a, token)
     if state.members is not None:
@@ -202,7 +204,6 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
         state=taken.state,
         h=proposal,
         previous=jnp.where(a.accept, jnp.maximum(a.error, 1e-4), c.previous),
-        steps=c.steps + counted,
         rejected=c.rejected + 1 - counted,
         diverged=c.diverged + a.corrections.diverged,
         limited=c.limited + is_limited(model, a.corrections),
@@ -269,4 +270,5 @@ def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
 
 def _stats(carry: Carry) -> Stats:
     attempts = carry.steps + carry.rejected
-    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, 2 * carry.limited > attempts)
+    # Where corrections limit the steps, nearly every accepted step is followed by a rejected one.
+    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, 3 * carry.limited > attempts)
