@@ -50,16 +50,30 @@ class Result:
     pass
 
 
-def steady_gain(nu):
-    """The entry for y of the gain of an EK0 after many steps of length 1, by the plain recursion."""
+def equal_steps(nu):
+    """The gains of y of an EK0 that takes steps of length 1, and its residuals if y^(ν+1) = 1 throughout."""
     phi, sigma = transition(nu, 1.0)
-    c = np.zeros_like(sigma)
+    missed = np.array([1 / factorial(nu + 1 - q) for q in range(nu + 1)])
+    c, e, gains, residuals = np.zeros_like(sigma), np.zeros(nu + 1), [], []
     for _ in range(300):
-        c = phi @ c @ phi.T + sigma
+        c, e = phi @ c @ phi.T + sigma, phi @ e + missed
         k = c[:, 1] / c[1, 1]
         xi = np.eye(nu + 1) - np.outer(k, np.eye(nu + 1)[1])
-        c = xi @ c @ xi.T
-    return k[0]
+        gains.append(k[0]), residuals.append(e[1])
+        c, e = xi @ c @ xi.T, xi @ e
+    return gains, np.array(residuals)
+
+
+def steady_gain(nu):
+    """The entry for y of the gain of an EK0 after many steps of length 1."""
+    return equal_steps(nu)[0][-1]
+
+
+def settling(nu, step):
+    """By how much the residual of a steady EK0 exceeds that of a given step, if by more than one per cent."""
+    _, residuals = equal_steps(nu)
+    factors = residuals[-1] / residuals[step:]
+    return factors[0] if np.abs(factors - 1).max() >= 0.01 else 1.0
 
 
 def ode_filter(
@@ -90,9 +104,10 @@ def ode_filter(
     m, c = derivatives.T.reshape(-1), np.zeros((n * d, n * d))
     p, transported = c, [c]
     zs, ss, means, covs, gammas = [], [], [m], [c], []
-    for t_old, t in pairwise(grid):
+    for i, (t_old, t) in enumerate(pairwise(grid)):
         phi, sigma = transition(nu, t - t_old)
         phi = np.kron(np.eye(d), phi)
+        lead = None
         y_old, predicted = e0 @ m, phi @ m
         y = point = e0 @ predicted
         for _ in range(corrections):
@@ -112,13 +127,17 @@ def ode_filter(
                 gamma = z**2 / np.diag(noise)
             else:
                 gamma = np.full(d, z @ np.linalg.solve(noise, z) / d)
+            if dynamic and corrections > 1:
+                gamma = gamma * settling(nu, i) ** 2
             root = np.diag(np.sqrt(gamma))
             process = np.kron(root @ space @ root, sigma)
             predicted_c = phi @ c @ phi.T + process
             s = h @ predicted_c @ h.T
             k = predicted_c @ h.T @ np.linalg.inv(s)
-            steady = l0 * np.linalg.inv(np.eye(d) - l0 * fy)
-            lead = e0 @ k if isinstance(linearisation, str) and linearisation != "diagonal" else steady
+            if isinstance(linearisation, str) and linearisation == "ek0":
+                lead = e0 @ k if lead is None else lead
+            else:
+                lead = l0 * np.linalg.inv(np.eye(d) - l0 * fy)
             point = y - lead @ z
         m = predicted - k @ z
         xi = np.eye(n * d) - k @ h
