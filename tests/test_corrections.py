@@ -174,7 +174,9 @@ def test_kinks_are_noticed(k):
     assert abs(float(sol.mean[-1, 0]) - min(phase, 2 * np.pi - phase) / k) < 30e-6
 
 
-@pytest.mark.parametrize(("rtol", "order"), [(1e-3, 4), (1e-4, 5), (1e-6, 5), (1e-9, 6), (1e-10, 7), (1e-12, 8)])
+@pytest.mark.parametrize(
+    ("rtol", "order"), [(1e-3, 4), (1e-4, 5), (1e-6, 5), (1e-9, 6), (1e-10, 7), (1e-12, 8)]
+)
 def test_the_order_comes_from_the_tolerance(rtol, order):
     def solve(y0, **options):
         sol = mp.solve(lambda t, y: -y, y0, (0.0, 0.1), rtol=rtol, atol=rtol, smooth=False, **options)

@@ -308,7 +308,7 @@ def test_a_rejected_step_leaves_members_alone():
     for accept in (jnp.asarray(False), jnp.asarray(True)):
         a = attempt(setup.model, state, setup.controller, state.t + 0.1, jnp.asarray(0.1), False)
         a = a._replace(accept=accept)
-        a = a._replace(drive=defects.drive(setup.model, state.members, a))
+        a = a._replace(drive=defects.drive(setup.model, state, a))
         taken = correct(setup.model, state, a, Token(jnp.zeros(())))
         after = members.advance(setup.model, state, a, taken.gain, Token(jnp.zeros(())), reverse=False)
         same = [

@@ -236,6 +236,10 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
 
     known = a.corrections.residual.observation.jacobian
 
+    def idle(z: Field) -> Field:
+        """The residual if there was no further correction; there always is a second one, so none is copied."""
+        return jax.tree.map(jnp.zeros_like, z) if model.corrections == 2 else z
+
     def again(begun: Field, z: Field) -> Field:
         """What the error makes of the next residual: z_i = z₁ + (J − F) δ_{i−1}, as corrections do."""
         if a.corrections.gain is None:
@@ -259,7 +263,7 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
 
         def branch(taken: Array, function: Callable[[Field, Field], Field], *x: Field) -> Field:
             # What enters and leaves a branch is stored, and not computed again wherever it is used.
-            return lax.cond(taken, each(_in_full(function, y)), lambda *x: x[-1], *x)
+            return lax.cond(taken, each(_in_full(function, y)), lambda *x: idle(x[-1]), *x)
 
         z = begun = branch(pending, observation.of, first, second)
         for i in range(2, 1 + (1 if model.information.is_exact else model.corrections)):
