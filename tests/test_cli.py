@@ -145,7 +145,7 @@ def test_a_solver_that_fails_says_why_and_keeps_what_it_has(tmp_path):
     result = run("solve", "van_der_pol", "--max-steps", 20, "-q", "--out", tmp_path, code=1)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert not summary["success"] and summary["status"] == "MAX_STEPS"
-    saved = summary["steps"] + 1
+    saved = summary["stats"]["steps"] + 1
     assert 15 < saved <= 21
     assert "MAX_STEPS at t = " in result.stderr and f"{saved} saved times" in result.stderr
     assert read(tmp_path).sizes["time"] == saved

@@ -237,7 +237,7 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
     known = a.corrections.residual.observation.jacobian
 
     def idle(z: Field) -> Field:
-        """The residual if there was no further correction; there always is a second one, so none is copied."""
+        """What a correction that was not made leaves; of two, none is left out, and nothing is copied."""
         return jax.tree.map(jnp.zeros_like, z) if model.corrections == 2 else z
 
     def again(begun: Field, z: Field) -> Field:

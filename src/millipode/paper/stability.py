@@ -39,7 +39,7 @@ def measure(point: Point, rows: Sequence[Row], folder: Path) -> Row:
         problem.f,
         problem.y0,
         problem.t_span,
-        solver=SOLVERS[name](ORDER, **diagonal),
+        solver=SOLVERS[name](ORDER, corrections=1, **diagonal),
         rtol=RTOL,
         atol=ATOL,
         save="end",
