@@ -33,7 +33,7 @@ WAYS = {
 def loop(problem: Problem, solver: Any, way: Way) -> tuple[float, Any]:
     """The seconds to compile the loop, and a function that runs it for a number of steps."""
     options = dict(solver=solver, controller=mp.FixedStep(1e-5), save="end", max_steps=10**5)
-    setup, y0, _ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
+    setup, y0, *_ = prepare(problem.f, problem.y0, (0.0, 1.0), **options)
     packed = Packed(setup)
     carry = begin(packed, y0)
     lowered = advance_in_place.outermost(way).lower(packed, carry, np.int32(1))

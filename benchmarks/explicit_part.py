@@ -1,9 +1,10 @@
 """How large may the part of f be that ``linear`` leaves out?
 
-On y' = λy + μy the spectral EK1 knows λ only. In its steady state with steps h, its error follows the
-recursion (I − K H) Φ with the true H. This script finds the smallest |hμ| at which the recursion has a
-spectral radius above one, for damping (μ < 0) and for oscillation (μ imaginary), from mild to very stiff hλ.
-Growth (μ > 0) is left out, because the solution itself may grow then. The table of docs/pdes.md is from here.
+On y' = λy + μy the spectral EK1 knows λ only. In its steady state with steps h and two corrections, its error
+follows the recursion (I − K (1 + μδ) H) Φ with the true H and δ = l₀ / (1 − l₀λ), by which a residual moves
+the point of linearisation. This script finds the smallest |hμ| at which the recursion has a spectral radius
+above one, for damping (μ < 0) and for oscillation (μ imaginary), from mild to very stiff hλ. Growth (μ > 0)
+is left out, because the solution itself may grow then. The table of docs/pdes.md is from here.
 Run: ``python benchmarks/explicit_part.py``.
 """
 
@@ -14,7 +15,9 @@ from matplotlib.figure import Figure
 
 import millipode as mp
 from millipode.covariance import BlockDiagonal
+from millipode.model.information import Predicted
 from millipode.model.priors import Prior
+from millipode.model.steady import lead
 from millipode.paper.measuring import Row
 from millipode.pde.bases import Identity
 from millipode.prepare import prepare
@@ -23,16 +26,17 @@ STIFFNESS = -np.array([1e-2, 1.0, 10.0, 100.0, 1000.0])
 SIZES = np.geomspace(1e-3, 1e4, 701)
 
 
-def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Φ, the steady gain, and the remainder of λ in the coordinates of the state, for every stiffness."""
+def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, ...]:
+    """Φ, the steady gain, the remainder of λ in the coordinates of the state, and δ, for every stiffness."""
     solver = mp.SpectralEK1(
         order, linear=(Identity(), STIFFNESS), prior=prior, diffusion=mp.ConstantDiffusion()
     )
     y = jnp.ones(STIFFNESS.size)
-    setup, _, _ = prepare(lambda t, y: STIFFNESS * y, y, (0.0, 1.0), solver=solver, save="end")
+    setup, *_ = prepare(lambda t, y: STIFFNESS * y, y, (0.0, 1.0), solver=solver, save="end")
     model, one = setup.model, jnp.ones(())
     transition = model.prior.transition(one)
-    observation = model.information.residual(one, y, y, model.prior.drift, ()).observation
+    residual = model.information.residual(one, y, Predicted(y, y), model.prior.drift, ())
+    observation = residual.observation
     covariance = BlockDiagonal.initial(jnp.zeros((order, order + 1)), one, y)
     for _ in range(200):
         corrected = covariance.correct(transition, one, observation, y)
@@ -40,14 +44,18 @@ def recursions(order: int, prior: Prior | None) -> tuple[np.ndarray, np.ndarray,
     phi = np.broadcast_to(
         transition.at(jnp.asarray(STIFFNESS)).matrix.T, (y.size, order + 1, order + 1)
     ).swapaxes(1, 2)
-    return phi, np.asarray(corrected.gain).T, np.asarray(observation.jacobian.diagonal(y))
+    rest = np.asarray(observation.jacobian.diagonal(y))
+    l0 = np.broadcast_to(lead(model.prior, one), rest.shape)
+    return phi, np.asarray(corrected.gain).T, rest, l0 / (1 - l0 * rest)
 
 
-def limit(phi: np.ndarray, gain: np.ndarray, rest: float, direction: complex) -> float:
+def limit(parts: tuple[np.ndarray, ...], direction: complex) -> float:
     """The smallest unstable |hμ| in a direction of the complex plane."""
+    phi, gain, rest, delta = parts
     n = gain.size
     for size in SIZES:
-        h = np.eye(n)[1] - (rest + size * direction) * np.eye(n)[0]
+        mu = size * direction
+        h = (1 + mu * delta) * (np.eye(n)[1] - (rest + mu) * np.eye(n)[0])
         if np.abs(np.linalg.eigvals((np.eye(n) - np.outer(gain, h)) @ phi)).max() > 1 + 1e-9:
             return float(size)
     return float("inf")
@@ -58,9 +66,9 @@ def measure() -> list[Row]:
     rows = []
     for name, prior in (("IWP", None), ("IOUP", mp.IOUP())):
         for order in (1, 2, 3, 4):
-            phi, gain, rest = recursions(order, prior)
+            all_parts = recursions(order, prior)
             for what, direction in (("damping", -1.0), ("oscillation", 1j)):
-                limits = [limit(*parts, direction) for parts in zip(phi, gain, rest, strict=True)]
+                limits = [limit(parts, direction) for parts in zip(*all_parts, strict=True)]
                 columns = {f"hλ = {x:g}": y for x, y in zip(STIFFNESS, limits, strict=True)}
                 rows.append({"prior": name, "ν": order, "μ is": what} | columns)
     return rows

@@ -25,7 +25,7 @@ STEP = 1e-4
 
 def copies_of_y(problem: Problem, solver: Any) -> float:
     """The peak memory of the adaptive loop in copies of y, with its donated state."""
-    setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, solver=solver, save="end")
+    setup, y0, *_ = prepare(problem.f, problem.y0, problem.t_span, solver=solver, save="end")
     packed = Packed(setup)
     carry = jax.eval_shape(begin, packed, y0)
     used = advance_in_place.lower(packed, carry, np.int32(1)).compile().memory_analysis()

@@ -84,7 +84,7 @@ def our_step(solver: mp.EK0) -> Callable[[Problem], Callable[[], Any]]:
 
     def stepper(problem: Problem) -> Callable[[], Any]:
         options = dict(solver=solver, rtol=TOLERANCE, atol=TOLERANCE, save="end")
-        setup, y0, _ = prepare(problem.f, problem.y0, problem.t_span, **options)
+        setup, y0, *_ = prepare(problem.f, problem.y0, problem.t_span, **options)
         packed = Packed(setup)
         carry, attempts = begin(packed, y0), 0
 
