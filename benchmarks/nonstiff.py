@@ -119,6 +119,7 @@ def main() -> None:
         for setting, options in settings.items():
             rows: dict[float, list[Row]] = {}
             for name in names:
+                jax.clear_caches()  # programs take memory maps, of which a process may have so many
                 for tolerance in TOLERANCES:
                     row = measure(name, tolerance, peers[name], **options)
                     rows.setdefault(tolerance, []).append(row)

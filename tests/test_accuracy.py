@@ -75,6 +75,7 @@ def test_lorenz96_before_chaos(solver):
     ids=lambda x: x if isinstance(x, float) else type(x).__name__,
 )
 @pytest.mark.wide(quick=2)
+@pytest.mark.filterwarnings("ignore:Stability rather than accuracy")
 def test_van_der_pol_from_mild_to_famously_stiff(mu, solver):
     problem = mp.problems.van_der_pol(mu)
     want = solve_ivp(

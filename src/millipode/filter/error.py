@@ -16,7 +16,7 @@ from millipode.model.steady import lead, steady_gain, unsettled
 # The local error of an EK0 over h |z|, for ν = 1, 2, …, so that all orders have about the same final error.
 EXPLICIT = (4.0, 4.0, 4.0, 4.0, 2.0, 2.0, *5 * (1.0,))
 # The same of an EK1, over |δ|; and how much more it makes of directions that are not stiff.
-IMPLICIT = (1 / 6, 1 / 12, 1 / 24, 1 / 192, 1 / 1536, 1 / 512, 1 / 170, 1 / 57, 1 / 19, 1 / 6, 1 / 2)
+IMPLICIT = (1 / 6, 1 / 12, 1 / 24, 1 / 37, 1 / 94, 1 / 94, 1 / 94, 1 / 57, 1 / 19, 1 / 6, 1 / 2)
 SLOW = 15.0
 
 
