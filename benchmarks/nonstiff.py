@@ -135,7 +135,7 @@ def main() -> None:
     text = [
         "# Nonstiff classics, beside SciPy's RK45 and DOP853",
         "",
-        "By `python benchmarks/nonstiff.py --members`.",
+        f"By `python benchmarks/nonstiff.py{' --members' if members else ''}`.",
         "",
     ]
     RESULT.write_text("\n".join([*text, *lines, "", *detail, ""]))

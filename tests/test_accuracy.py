@@ -103,7 +103,8 @@ def test_jacobian_information_saves_steps_on_van_der_pol(nu):
             int(mp.solve(f, y0, t_span, args=jnp.asarray(mu), solver=s, save="end").stats.steps)
             for s in (mp.EK1(nu), mp.DiagonalEK1(nu), mp.EK0(nu))
         )
-        assert ek1 <= diagonal <= ek0
+        # At μ = 1 nothing is stiff, and the constants of the error estimates decide.
+        assert ek1 <= diagonal <= (1.05 if mu == 1 else 1) * ek0
     assert ek1 < 0.9 * diagonal < 0.81 * ek0
 
 
