@@ -157,8 +157,9 @@ def test_posterior_is_gaussian_process_conditioning(problem, kind, structure, di
     sol = mp.solve(f, START, SPAN, **options)
     grid = np.asarray(sol.t)
     assert 5 <= grid.size <= 80
-    # Between steps, two times in one of them. (Next to a step, save times are rounded: ``bridge.near``.)
-    within, part = np.array([1, 1, 2, -2]), np.array([0.3, 0.4, 0.8, 0.5])
+    # Two times in one step, others in steps before the last, which may be short; next to a step, save times
+    # are rounded (``bridge.near``).
+    within, part = np.array([1, 1, 2, -3]), np.array([0.3, 0.4, 0.8, 0.5])
     extra = grid[within] + part * (grid[within + 1] - grid[within])
 
     dynamic = isinstance(diffusion, mp.DynamicDiffusion)
