@@ -22,7 +22,7 @@ SOLVERS = [
     mp.EK0(3, diffusion=DYNAMIC),
     mp.EK0(3, diffusion=CONSTANT_VECTOR),
     mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR),
-    mp.EK1(3, diffusion=CONSTANT),
+    mp.EK1(3, diffusion=CONSTANT, corrections=1),
 ]
 IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-constant"]
 
