@@ -209,7 +209,7 @@ def test_every_solver_and_way_of_saving(solver, noise):
     for other in (end, times):
         np.testing.assert_allclose(np.asarray(other.std[-1]), np.asarray(steps.std[-1]), rtol=1e-4)
     # Within a step: a prediction, with more error than its correction leaves at the end.
-    assert 0.05 < np.linalg.norm(times.std[0]) / np.linalg.norm(steps(0.3).std) < 20
+    assert 0.05 < np.linalg.norm(times.std[0]) / np.linalg.norm(steps(0.3).std) < 10
     assert np.all(np.asarray(steps.std[1:]) > 0) and np.all(np.asarray(steps.std[0]) < 1e-12)
 
 
