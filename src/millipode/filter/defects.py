@@ -1,5 +1,6 @@
 """The defects of steps, which drive ensemble members; ``members`` has the mathematics."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,13 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from millipode.covariance.kronecker import Kronecker
-from millipode.covariance.observation import Observation
 from millipode.filter.ensemble import Defect, Drive, Lag, Transported, kind_of
 from millipode.filter.state import Attempt, Filter, State
 from millipode.linalg.fields import Coefficient, Field, dtype, map_leaves, rms, safe_divide, safe_sqrt, total
-from millipode.linalg.jacobians import ZeroJacobian
-from millipode.model.priors.iwp import IWP
+from millipode.model.steady import scaled_step
 
 # Residuals of members may be this many times those of the filter, of which steps forget this share.
 CREDIBLE, FORGET = 3.0, 0.9
@@ -22,7 +20,7 @@ CREDIBLE, FORGET = 3.0, 0.9
 def no_defect(model: Filter, y: Field, persistent: Float[Array, " s"]) -> Defect:
     """That of no step."""
     n, kind = model.prior.order + 1, dtype(y)
-    lag = Lag(Kronecker(jnp.zeros((n - 1, n), kind)), jnp.zeros(n, kind))
+    lag = Lag(jnp.zeros((n, n), kind), jnp.zeros(n, kind))
     nothing, zero = jax.tree.map(lambda x: jnp.zeros(x.shape, kind_of(y)), y), jnp.zeros((), kind)
     return Defect(nothing, nothing, jnp.zeros((), jnp.result_type(float)), zero, zero, persistent, lag, zero)
 
@@ -41,7 +39,8 @@ def drive(model: Filter, state: State, a: Attempt) -> Drive:
         key = jax.random.fold_in(jax.random.wrap_key_data(plan.key), 2 + state.steps)
     if before is None:
         return Drive(key)
-    share, lag = _informative_share(model.prior.order, before.lag, h)
+    since = jnp.where(before.h > 0, safe_divide(h, before.h), 1)
+    share, lag = _informative_share(model.prior.order, before.lag, since)
     v, residual = model.prior.remainder(h), a.corrections.residual
     explained = residual.observation.explain(residual.z, (v[0], v[1]))
     ratio = safe_divide(v[1], before.unit)  # in the units of this step; c itself might overflow
@@ -69,17 +68,32 @@ def drive(model: Filter, state: State, a: Attempt) -> Drive:
     return Drive(key, Defect(latest, mean, square, v[1], h, persistent, lag, recent), multiplier)
 
 
-def _informative_share(order: int, lag: Lag, h: Array) -> tuple[Array, Lag]:
-    """The share α of a residual that is information from this step, for a constant c; and the next lag."""
-    prior = IWP(order)
-    transition, v = prior.transition(h), jnp.stack(prior.remainder(h))
-    error = jnp.sum(transition.matrix * lag.error, axis=1) + v
-    observation = Observation(ZeroJacobian())
-    z, new = observation.of(error[0], error[1]), observation.of(v[0], v[1])
-    corrected = lag.filter.correct(transition, jnp.ones_like(h), observation, z)
-    assert isinstance(corrected.covariance, Kronecker)
-    share = jnp.where(z > 0, safe_divide(new, z), 1)
-    return share, Lag(corrected.covariance, error - corrected.gain * z)
+def _informative_share(order: int, lag: Lag, ratio: Array) -> tuple[Array, Lag]:
+    """The share α of a residual that is information from this step, for a constant c; and the next lag.
+
+    Only a few digits of it matter, so the covariance is carried as it is, and not as a root: that takes half
+    the time of the whole step of a small filter.
+
+    Args:
+        order: ν.
+        lag: after the last step.
+        ratio: of this step to the last one.
+    """
+    kind = ratio.dtype
+    phi, noise, remainder = (jnp.asarray(x, kind) for x in scaled_step(order))
+    units = ratio ** -jnp.arange(order + 1, 0, -1, dtype=kind)
+    units_of_root = units * jnp.sqrt(ratio)
+    error = jnp.sum(phi * (units * lag.error), axis=1) + remainder
+    earlier = jnp.outer(units_of_root, units_of_root) * lag.covariance
+    predicted = _times(phi, _times(phi, earlier).T) + noise
+    gain = predicted[:, 1] / predicted[1, 1]
+    share = jnp.where(error[1] > 0, safe_divide(remainder[1], error[1]), 1)
+    return share, Lag(predicted - jnp.outer(gain, predicted[1]), error - gain * error[1])
+
+
+def _times(phi: Float[Array, "n n"], x: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """Φ x as a sum: a call of a library takes longer, and cannot be part of a kernel."""
+    return functools.reduce(jnp.add, [phi[:, k, None] * x[k] for k in range(len(x))])
 
 
 def _inner(x: Field, y: Field, unit: Array) -> Array:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from millipode.covariance.kronecker import Kronecker
 from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field, dtype, size
 from millipode.linalg.randomness import as_key
@@ -128,13 +127,13 @@ class Errors(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """The error of an EK0 per unit of a constant c, and the filter that makes it.
+    """The error of an EK0 per unit of a constant c, and its covariance for γ = 1, which makes its gain.
 
     Its residual would be H (Φ ``error`` + v), of which H v is information from this step, and the rest a
-    response to earlier steps.
+    response to earlier steps. Both are in the coordinates of ``steady.scaled_step`` for the last step.
     """
 
-    filter: Kronecker
+    covariance: Float[Array, "n n"]
     error: Float[Array, " n"]
 
 

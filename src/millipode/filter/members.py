@@ -46,12 +46,17 @@ from millipode.linalg.fields import (
     map_leaves,
     safe_sqrt,
     scaled_rms,
+    size,
 )
 from millipode.linalg.randomness import signs
 from millipode.model.noise import noise_of
 from millipode.model.priors.iwp import powers
 from millipode.xla.autodiff import while_loop
 from millipode.xla.ordering import Token, after, after_in_branch
+
+# Up to this many unknowns, what the two JVPs of a single error have in common is computed once and stored.
+# For larger ones, storing it would take longer than to compute it again.
+SMALL = 2**10
 
 
 def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Members:
@@ -221,9 +226,8 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
     phi = p.transition.phi
     kind = kind_of(y)
     before, time = powers(state.members.time, len(phi)), powers(p.h, len(phi))
-    observation = model.information.exactly(
-        p.t, p.y, prior.drift, often=isinstance(model.uncertainty, Transported)
-    )
+    often = isinstance(model.uncertainty, Transported) or size(y) <= SMALL
+    observation = model.information.exactly(p.t, p.y, prior.drift, often)
     drawn = _noise(model, state, a)
     rows = tuple(_in_units(row, kind, before) for row in phi[:2])
     in_units = tuple(_in_units(row, kind, before, c) for row, c in zip(phi, time, strict=True))

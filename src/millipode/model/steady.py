@@ -18,6 +18,29 @@ _STEPS = 200
 _SETTLED = 1.01
 
 
+class ScaledStep(NamedTuple):
+    """A step of an integrated Wiener process, in coordinates in which it does not depend on h.
+
+    Attributes:
+        phi: Φ, (n, n).
+        noise: Σ, (n, n).
+        remainder: v, what Taylor's series misses per unit of derivative ν+1, (n,).
+    """
+
+    phi: np.ndarray
+    noise: np.ndarray
+    remainder: np.ndarray
+
+
+@cache
+def scaled_step(order: int) -> ScaledStep:
+    """Field i in units of h^(ν−i) / (ν−i)!, and of √h more for Σ, or h more for v."""
+    n = order + 1
+    phi = np.array([[comb(order - i, order - j) for j in range(n)] for i in range(n)], float)
+    root = hilbert_root(n)
+    return ScaledStep(phi, root.T @ root, 1 / np.arange(n, 0, -1))
+
+
 class _Course(NamedTuple):
     """The gains of y and the residuals of all steps, for a solution whose derivative ν+1 is constant."""
 
@@ -28,10 +51,8 @@ class _Course(NamedTuple):
 @cache
 def _course(order: int) -> _Course:
     n = order + 1
-    phi = np.array([[comb(order - i, order - j) for j in range(n)] for i in range(n)], float)
-    root, unit = hilbert_root(n), np.eye(n)[1]
-    noise, covariance, error = root.T @ root, np.zeros((n, n)), np.zeros(n)
-    remainder = 1 / np.arange(n, 0, -1)  # of Taylor's series, in scaled coordinates
+    phi, noise, remainder = scaled_step(order)
+    unit, covariance, error = np.eye(n)[1], np.zeros((n, n)), np.zeros(n)
     course = []
     for _ in range(_STEPS):
         predicted, missed = phi @ covariance @ phi.T + noise, phi @ error + remainder
