@@ -22,7 +22,7 @@ SOLVERS = [
     mp.EK0(3, diffusion=DYNAMIC),
     mp.EK0(3, diffusion=CONSTANT_VECTOR),
     mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR),
-    mp.EK1(3, diffusion=CONSTANT, corrections=1),
+    mp.EK1(3, diffusion=CONSTANT),
 ]
 IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-constant"]
 
@@ -92,6 +92,29 @@ def test_between_steps_the_model_predicts(solver):
     else:
         variance = np.broadcast_to(sol.diffusion, (2,)) * (variance + sigma[0, 0])
     np.testing.assert_allclose(sol.filter_std[0], np.sqrt(variance), rtol=1e-9)
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("t_span", [(0.0, 1.0), (1.0, 0.0), (1e3, 1e3 + 1)], ids=str)
+def test_save_times_next_to_a_step_are_saved_after_its_correction(t_span, smooth):
+    sign = 1 if t_span[1] > t_span[0] else -1
+
+    def f(t, y):
+        return sign * 20 * (jnp.cos(3 * (t - t_span[0])) - y)
+
+    options = dict(solver=mp.EK0(2), controller=mp.FixedStep(0.1), smooth=smooth)
+    want = mp.solve(f, jnp.zeros(2), t_span, **options)
+    ends = np.asarray(want.t[2:9])
+    for times in (np.nextafter(ends, -np.inf), ends, np.nextafter(ends, np.inf)):
+        have = mp.solve(f, jnp.zeros(2), t_span, save=times, **options)
+        np.testing.assert_allclose(have.mean, want.mean[2:9], rtol=1e-9)
+        np.testing.assert_allclose(have.filter_std, want.filter_std[2:9], rtol=1e-6)
+    # Two times where there is room for one: both are saved.
+    pair = np.sort([np.nextafter(t_span[1], t_span[0]), t_span[1]])[::sign]
+    have = mp.solve(f, jnp.zeros(2), t_span, save=pair, **options)
+    assert have.mean.shape == (2, 2)
+    np.testing.assert_allclose(have.mean[-1], want.mean[-1], rtol=1e-9)
+    assert np.isfinite(have.mean).all()
 
 
 def test_segments_join_seamlessly(monkeypatch):

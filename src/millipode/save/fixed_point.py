@@ -106,11 +106,11 @@ class SmoothTimes(SaveTimes):
         """Move the anchor to the last time in [t, t + h), then see it from t + h."""
         assert record.anchor is not None
         anchor = record.anchor
-        span = Span(model.prior, state, a.calibration.gamma, since(model, state, a.prediction.t))
+        span = Span(model.prior, state, a.calibration.gamma, since(model, state, a, a.prediction.t))
         gamma = model.dynamic(a.calibration.local)
 
         def pass_next(p: Passage) -> Passage:
-            at = since(model, state, self.ahead(p.filled))
+            at = since(model, state, a, self.ahead(p.filled))
             known = gamma, members.saved_between(model, state, a, at)
             return self._pass(span, at, known, anchor, p, reverse)
 

@@ -14,7 +14,7 @@ from millipode.linalg.fields import Coefficient, Field, combine, map_leaves
 from millipode.posterior.posterior import Marginals, Path, calibrate, marginal_std, std_of
 from millipode.save import buffers
 from millipode.save.protocol import Record, Saved, SavePlan
-from millipode.smooth.bridge import Gaussian, pick
+from millipode.smooth.bridge import Gaussian, negligible, pick
 from millipode.smooth.interval import Nodes, fixed_interval
 from millipode.xla.autodiff import while_loop
 from millipode.xla.ordering import Token, after
@@ -157,9 +157,16 @@ class SaveTimes(SavePlan):
         return self.times[jnp.minimum(filled, self.times.shape[0] - 1)]
 
     def passed(self, model: Filter, a: Attempt, filled: Array) -> Array:
-        """Whether an accepted step leads beyond the next time."""
-        beyond = model.sign * (a.prediction.t - self.ahead(filled)) > 0
-        return a.accept & (filled < self.times.shape[0]) & beyond
+        """Whether an accepted step leads beyond the next time.
+
+        A time at which the step ends but for rounding errors waits for the state after its correction, unless
+        another time follows it even there.
+        """
+        beyond = model.sign * (a.prediction.t - self.ahead(filled))
+        others = model.sign * (a.prediction.t - self.ahead(filled + 1)) >= 0
+        last = filled >= self.times.shape[0] - 1
+        leaves = jnp.where(others & ~last, beyond >= 0, beyond > _rounding(a))
+        return a.accept & (filled < self.times.shape[0]) & leaves
 
     def before_step(
         self, model: Filter, state: State, a: Attempt, record: Record, reverse: bool
@@ -167,7 +174,7 @@ class SaveTimes(SavePlan):
         """All times in [t, t + h) of an accepted step, predicted from t."""
 
         def save(r: Record) -> Record:
-            h = since(model, state, self.ahead(r.filled))
+            h = since(model, state, a, self.ahead(r.filled))
             row, noise = model.prior.marginal(h)
             std = state.covariance.std(state.mean[0], row, noise, a.calibration.gamma)
             errors = members.saved_between(model, state, a, h)
@@ -204,10 +211,19 @@ class SaveTimes(SavePlan):
         return arrived & reached & (record.filled == self.times.shape[0] - 1)
 
 
-def since(model: Filter, state: State, t: Array) -> Array:
-    """The time from the state to t; NaN if negative, as traced times cannot be checked beforehand."""
+def _rounding(a: Attempt) -> Array:
+    """The time by which the end of a step may be off in another program, which rounds otherwise."""
+    return negligible(a.prediction.h) + 4 * jnp.finfo(a.prediction.h.dtype).eps * jnp.abs(a.prediction.t)
+
+
+def since(model: Filter, state: State, a: Attempt, t: Array) -> Array:
+    """The time from the state to t, which lies in an attempted step.
+
+    It is 0 for times that have waited for this state, though t precedes it by rounding errors of the step
+    before, and NaN for earlier ones: traced times cannot be checked beforehand.
+    """
     h = model.sign * (t - state.t)
-    return jnp.where(h >= 0, h, jnp.nan)
+    return jnp.where(h >= -1000 * _rounding(a), jnp.maximum(h, 0), jnp.nan)
 
 
 class Entry(NamedTuple):
