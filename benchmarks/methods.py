@@ -2,6 +2,7 @@
 
 The interface, our solvers and SciPy's are in ``millipode.paper.methods``.
 
+- millipode inside ``jit``: ``mp.solve`` as a part of somebody's program.
 - diffrax: ``diffeqsolve`` inside ``jit``, with its default step-size control (faster here than PI) and the
   forward-mode adjoint, which stores nothing for derivatives; only the final value is saved.
 - probdiffeq: ``solve_adaptive_terminal_values`` inside ``jit``, with a filter, dynamic calibration,
@@ -16,12 +17,29 @@ import jax
 from jax import Array
 from probdiffeq import ivpsolve, probdiffeq
 
+import millipode as mp
 from millipode.paper.methods import MAX_STEPS, Answer, Method, Run
+from millipode.parts import Solver
 from millipode.problems import Problem
 
 ISOTROPIC = probdiffeq.state_space_model_isotropic()
 BLOCK_DIAGONAL = probdiffeq.state_space_model_blockdiag()
 DENSE = probdiffeq.state_space_model_dense()
+
+
+def inside_jit(solver: Solver, **options: Any) -> Method:
+    """One of our solvers inside of a user's own ``jit``, where XLA has the options of that one."""
+
+    def method(problem: Problem) -> Run:
+        @jax.jit
+        def solve(y0: Array, t1: Array, tolerance: Array) -> Answer:
+            how = {"rtol": tolerance, "atol": tolerance, "save": "end", "max_steps": MAX_STEPS, **options}
+            sol = mp.solve(problem.f, y0, (problem.t_span[0], t1), solver=solver, **how)
+            return Answer(sol.mean, sol.std, sol.stats.steps, sol.stats.f_evals)
+
+        return lambda t1, tolerance: solve(problem.y0, t1, tolerance)
+
+    return method
 
 
 def from_diffrax(kind: type) -> Method:

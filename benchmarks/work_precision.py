@@ -3,10 +3,12 @@
 The paper's third figure: root-mean-square error of the final value against the time of a warm solve, for our
 solvers and for those of probdiffeq, diffrax and SciPy. The tables also have the evaluations of f, and χ²/d,
 the mean over the unknowns of (error / standard deviation)², which is 1 if the uncertainty is right.
-``methods.py`` shows how each library is called. Explicit methods are left out of the stiff problem. Run:
-``python benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
+``methods.py`` shows how each library is called. Explicit methods are left out of the stiff problem. On the
+Pleiades, an EK0 also runs without the error estimate behind ``sol.std`` ("filter"), inside of a user's own
+``jit``, and both. Run: ``python benchmarks/work_precision.py [--quick]`` (needs the ``bench`` extra).
 """
 
+import re
 from functools import partial
 
 import diffrax
@@ -14,7 +16,7 @@ import numpy as np
 from harness import publish, quick
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from methods import DENSE, ISOTROPIC, evaluations, from_diffrax, from_probdiffeq
+from methods import DENSE, ISOTROPIC, evaluations, from_diffrax, from_probdiffeq, inside_jit
 
 import millipode as mp
 from millipode.paper import pleiades
@@ -22,8 +24,10 @@ from millipode.paper.measuring import Claim, Row, at_least, at_most
 from millipode.paper.methods import Method, from_scipy, jax_jacobian, ours
 from millipode.paper.pleiades import PATIENCE, Task, precision, reference, time_for
 
-ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8]
+ACCURACIES = [1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9]
 VECTOR = mp.DynamicDiffusion(vector=True)
+# An EK0 with the standard deviation as it comes, with that of the filter, and both inside of ``jit``.
+FILTER, JIT, FILTER_JIT = "filter", "jit", "filter, jit"
 
 
 def tasks(few: bool) -> dict[str, Task]:
@@ -80,12 +84,26 @@ def van_der_pol(mu: float) -> Task:
     return Task(mp.problems.van_der_pol(mu), f, jacobian, stiff=mu > 100)
 
 
+EXPLICIT_ORDERS = (3, 4, 5, 6, 7, 8)
+
+
+def variants() -> dict[str, Method]:
+    """An EK0 of every order, in those ways of calling it that are compared on the Pleiades only."""
+    found = {}
+    for order in EXPLICIT_ORDERS:
+        solver = mp.EK0(order)
+        found[f"EK0({order}), {FILTER}"] = ours(mp.EK0, order, corrections=2, uncertainty="filter")
+        found[f"EK0({order}), {JIT}"] = inside_jit(solver)
+        found[f"EK0({order}), {FILTER_JIT}"] = inside_jit(solver, uncertainty="filter")
+    return found
+
+
 def methods(task: Task, few: bool) -> dict[str, Method]:
     """All methods that are compared on a problem, by name."""
     d = task.problem.y0.size
     scipy = partial(from_scipy, f=task.f, jacobian=task.jacobian)
     implicit = {
-        **{f"EK1({order})": ours(mp.EK1, order) for order in (3, 5) if d < 10},
+        **{f"EK1({order})": ours(mp.EK1, order, corrections=4) for order in (3, 5) if d < 10},
         **{
             f"TS1({order}), dense (probdiffeq)": from_probdiffeq(DENSE, order, True)
             for order in (3, 5)
@@ -98,8 +116,9 @@ def methods(task: Task, few: bool) -> dict[str, Method]:
     if task.stiff:
         return implicit
     explicit = {
-        **{f"EK0({order})": ours(mp.EK0, order) for order in ((3, 5) if few else (3, 4, 5, 6))},
-        "DiagonalEK1(4)": ours(mp.DiagonalEK1, 4, diffusion=VECTOR),
+        **{f"EK0({order})": ours(mp.EK0, order, corrections=2) for order in EXPLICIT_ORDERS},
+        **(variants() if d == 28 else {}),
+        "DiagonalEK1(4)": ours(mp.DiagonalEK1, 4, diffusion=VECTOR, corrections=2),
         **{
             f"TS0({order}), isotropic (probdiffeq)": from_probdiffeq(ISOTROPIC, order)
             for order in ((3, 5) if few else (3, 4, 5, 8))
@@ -132,9 +151,9 @@ def measure(name: str, task: Task, few: bool) -> list[Row]:
     return rows
 
 
-def best(rows: list[Row], prefix: str, accuracy: float) -> float:
-    """Milliseconds to this accuracy, of the fastest method whose name begins with ``prefix``."""
-    names = {row["method"] for row in rows if row["method"].startswith(prefix)}
+def best(rows: list[Row], pattern: str, accuracy: float) -> float:
+    """Milliseconds to this accuracy, of the fastest method whose name matches a regular expression."""
+    names = {row["method"] for row in rows if re.fullmatch(pattern, row["method"])}
     return min(time_for([row for row in rows if row["method"] == name], accuracy) for name in names)
 
 
@@ -142,21 +161,30 @@ def claims(rows: list[Row]) -> list[Claim]:
     """The promises about Pleiades: geometric means over accuracies, each with the best order."""
     rows = [row for row in rows if row["problem"] == "Pleiades"]
 
-    def ratio(prefix: str) -> float:
-        logs = [np.log(best(rows, prefix, a) / best(rows, "EK0", a)) for a in ACCURACIES]
+    def ratio(way: str, peer: str) -> float:
+        """Our time, called in some way, over that of a peer."""
+        name = r"EK0\(\d\)" + (f", {way}" if way else "")
+        logs = [np.log(best(rows, name, a) / best(rows, peer, a)) for a in ACCURACIES]
         return float(np.exp(np.mean(logs)))
 
-    what = "Pleiades, RMSE 1e-3 … 1e-8, EK0 of the best order, geometric mean:"
-    return [
-        at_least(f"{what} times faster than SciPy's RK45", 6, ratio("RK45")),
-        at_least(f"{what} times faster than probdiffeq's TS0", 3, ratio("TS0")),
-        at_most(f"{what} time / that of diffrax's Tsit5", 1.3, 1 / ratio("Tsit5")),
+    what = "Pleiades, RMSE 1e-3 … 1e-9, EK0 of the best order, geometric mean:"
+    found = [
+        at_least(f"{what} times faster than SciPy's RK45", 6, 1 / ratio("", r"RK45 .*")),
+        at_least(f"{what} times faster than probdiffeq's TS0", 3, 1 / ratio("", r"TS0.*")),
     ]
+    ways = {"std as it comes": ("", JIT), "the filter's std": (FILTER, FILTER_JIT)}
+    for std, (plain, inside) in ways.items():
+        for peer, bound, bound_inside in (("Tsit5", 0.8, 1.2), ("Dopri8", 1.2, 1.8)):
+            name, of = f"{peer} .*", f"time / that of diffrax's {peer}"
+            found.append(at_most(f"{what} {std}, {of}", bound, ratio(plain, name)))
+            found.append(at_most(f"{what} {std}, inside jit, {of}", bound_inside, ratio(inside, name)))
+    return found
 
 
 def draw(rows: list[Row]) -> Figure:
     """Time against error, one panel per problem, and the legend in a panel of its own."""
     names = list(dict.fromkeys(row["problem"] for row in rows))
+    rows = [row for row in rows if not row["method"].endswith((FILTER, JIT))]
     labels = sorted({row["method"] for row in rows}, key=lambda m: (m.split("(")[-1], m))
     columns = min(len(names) + 1, 3)
     lines = -(-(len(names) + 1) // columns)

@@ -1,5 +1,6 @@
 """Members of the error: their covariance against Joseph's recursion, defects against known derivatives."""
 
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.integrate import solve_ivp
 
 import millipode as mp
 import oracle
@@ -409,3 +411,39 @@ def test_the_unit_of_time_does_not_matter(noise):
     fast = mp.solve(lambda t, y: nonlinear(t / unit, y) / unit, Y0, (0.0, unit), **options)
     np.testing.assert_allclose(np.asarray(fast.std), np.asarray(slow.std), rtol=1e-2)
     assert np.all(np.asarray(slow.std) > 0)
+
+
+def decay_chain(t, y):
+    """Problem C2 of DETEST: y_i' = (i−1) y_{i−1} − i y_i, which stability limits at high orders."""
+    rates = jnp.arange(1.0, 10.0)
+    return jnp.concatenate([-y[:1], rates[:-1] * y[:-2] - rates[1:] * y[1:-1], rates[-1:] * y[-2:-1]])
+
+
+@pytest.mark.parametrize("uncertainty", [None, mp.Transported(8)], ids=["default", "members"])
+def test_errors_do_not_explode_at_the_limit_of_stability(uncertainty):
+    start, span = jnp.eye(10)[0], (0.0, 20.0)
+    want = solve_ivp(decay_chain, span, start, "DOP853", rtol=1e-12, atol=1e-13).y[:, -1]
+    options = dict(solver=mp.EK0(5), rtol=1e-7, atol=1e-7, save="end", uncertainty=uncertainty)
+    sol = mp.solve(decay_chain, start, span, **options)
+    assert sol.stats.stiff
+    error, std = (float(np.sqrt(np.mean(np.square(x)))) for x in (sol.mean[-1] - want, sol.std[-1]))
+    assert error < 1e-8
+    # Without ``defects.calmed``, the standard deviation is larger than 1.
+    assert 1e-10 < std < 1e-7
+
+
+@pytest.mark.parametrize(("order", "share"), [(1, 1.0), (2, 0.634), (3, 0.251), (4, 0.0722), (5, 0.0166)])
+def test_the_share_of_a_residual_that_is_new_settles_as_in_a_textbook_filter(order, share):
+    """The lag against an EK0 in plain derivatives, by NumPy, through steps of changing lengths."""
+    lag = defects.Lag(jnp.zeros((order + 1, order + 1)), jnp.zeros(order + 1))
+    covariance, error = np.zeros((order + 1, order + 1)), np.zeros(order + 1)
+    steps = [0.1, 0.2, 0.15, 0.05, 0.1, *30 * [0.1]]
+    for last, h in zip([steps[0], *steps], steps, strict=False):
+        phi, sigma = oracle.transition(order, h)
+        v = np.array([h ** (order + 1 - i) / math.factorial(order + 1 - i) for i in range(order + 1)])
+        predicted, missed = phi @ covariance @ phi.T + sigma, phi @ error + v
+        gain = predicted[:, 1] / predicted[1, 1]
+        covariance, error = predicted - np.outer(gain, predicted[1]), missed - gain * missed[1]
+        have, lag = defects._informative_share(order, lag, jnp.asarray(h / last))
+        np.testing.assert_allclose(have, v[1] / missed[1], rtol=1e-8)
+    np.testing.assert_allclose(have, share, rtol=0.02)

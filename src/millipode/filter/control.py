@@ -21,8 +21,8 @@ def weights(y: Field, rtol: Coefficient, atol: Coefficient, other: Field | None 
     other = y if other is None else other
 
     def leafwise(a: Array, b: Array, r: Array, s: Array) -> Array:
-        size = s + r * jnp.maximum(jnp.abs(a), jnp.abs(b))
-        return jnp.maximum(size, jnp.finfo(a.dtype).tiny)
+        least = jnp.maximum(s, jnp.finfo(a.dtype).tiny)  # of a number, mostly, and not of every unknown
+        return least + r * jnp.maximum(jnp.abs(a), jnp.abs(b))
 
     return map_leaves(leafwise, y, other, rtol, atol)
 

@@ -39,8 +39,8 @@ Run = Callable[[float, float], Answer]
 Method = Callable[[Problem], Run]
 
 
-def ours(kind: type, order: int, **options: Any) -> Method:
-    """A method that uses one of our solvers, as in the paper: with one correction per step.
+def ours(kind: type, order: int, *, uncertainty: Any = None, **options: Any) -> Method:
+    """A method that uses one of our solvers, as in the paper unless options say otherwise: one correction.
 
     The diagonal of a Jacobian comes from the problem.
     """
@@ -58,6 +58,7 @@ def ours(kind: type, order: int, **options: Any) -> Method:
                 rtol=tolerance,
                 atol=tolerance,
                 save="end",
+                uncertainty=uncertainty,
                 max_steps=MAX_STEPS,
             )
             return Answer(sol.mean, sol.std, sol.stats.steps, sol.stats.f_evals)
