@@ -47,12 +47,12 @@ def inspected(problem: Problem, order: int, name: str) -> tuple[float, float]:
     ] / y0.nbytes, loop.memory_analysis().temp_size_in_bytes / y0.nbytes
 
 
-def measure(sizes: list[int], orders: list[int], repeats: int) -> list[Row]:
+def measure(orders: dict[int, list[int]], repeats: int) -> list[Row]:
     """One row per size, order and way."""
     rows: list[Row] = []
-    for d in sizes:
+    for d in orders:
         problem = settled(d)
-        for order in orders:
+        for order in orders[d]:
             names = (ONE, TWO, DEFAULT)
             pairs = [pair(method(order, name), problem, 0.6) for name in names]
             seconds = marginals(pairs, repeats, 60)
@@ -105,7 +105,7 @@ def draw(rows: list[Row]) -> Figure:
 def main() -> None:
     """Measure, print and publish."""
     few = quick()
-    rows = measure([10**6] if few else [10**5, 10**6, 2**24], [4] if few else [3, 4, 5, 7], 3 if few else 7)
+    rows = measure({10**6: [4]} if few else {10**5: [4], 10**6: [3, 4, 5, 7], 2**24: [4]}, 3 if few else 5)
     publish("corrections", "What does a second correction cost?", rows, draw(rows), claims(rows), few)
 
 
