@@ -87,18 +87,17 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """The time of a step against the order, one panel per size."""
-    sizes = sorted({row["d"] for row in rows})
-    figure = Figure(figsize=(3.6 * len(sizes) + 1, 3.5), layout="constrained")
-    axes = figure.subplots(1, len(sizes), squeeze=False)[0]
-    for axis, d in zip(axes, sizes, strict=True):
-        for name in (ONE, TWO, DEFAULT):
-            points = [(r["ν"], r["step [ms]"]) for r in rows if r["d"] == d and r["EK0 with"] == name]
-            axis.plot(*zip(*points, strict=True), "o-", label=name)
-        axis.set(title=f"d = {d}", xlabel="order ν", ylim=(0, None))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("time of a step [ms]")
-    axes[0].legend(fontsize=8)
+    """The time of a step over that of one correction, one group of bars per size and order."""
+    groups = list(dict.fromkeys((row["d"], row["ν"]) for row in rows))
+    figure = Figure(figsize=(1.2 * len(groups) + 2, 3.5), layout="constrained")
+    axis = figure.subplots()
+    for i, name in enumerate((ONE, TWO, DEFAULT)):
+        heights = [row["/ one correction"] for row in rows if row["EK0 with"] == name]
+        axis.bar(np.arange(len(groups)) + 0.28 * (i - 1), heights, 0.26, label=name)
+    axis.set_xticks(range(len(groups)), [f"d = {d:.0e}\nν = {order}" for d, order in groups])
+    axis.set_ylabel("time of a step / one correction")
+    axis.grid(alpha=0.3, axis="y")
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     return figure
 
 
