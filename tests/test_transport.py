@@ -473,3 +473,13 @@ def test_the_share_of_a_residual_that_is_new_settles_as_in_a_textbook_filter(ord
         have, lag = defects._informative_share(order, lag, jnp.asarray(h / last))
         np.testing.assert_allclose(have, v[1] / missed[1], rtol=1e-8)
     np.testing.assert_allclose(have, share, rtol=0.02)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("order", [1, 4, 8])
+def test_the_share_is_a_number_after_any_change_of_the_step(order, kind):
+    lag = defects.Lag(jnp.zeros((order + 1, order + 1), kind), jnp.zeros(order + 1, kind))
+    for ratio in (1.0, 1.0, 2.0, 1e-6, 1.0, 1e6, 1e-12, 1.0):
+        share, lag = defects._informative_share(order, lag, jnp.asarray(ratio, kind))
+        assert 0 <= share <= 1 + 1e-5
+        assert all(np.isfinite(x).all() for x in lag)
