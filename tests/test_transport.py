@@ -331,32 +331,6 @@ def test_members_that_leave_the_numbers_say_so():
     assert "uncertainty" in mp.Status.MEMBERS_NON_FINITE.explanation
 
 
-@pytest.mark.parametrize("solver", [mp.EK0(3), mp.DiagonalEK1(3)], ids=["EK0", "DiagonalEK1"])
-def test_errors_that_contradict_the_residuals_are_doubtful(solver, monkeypatch):
-    """Errors are multiplied by hand before the last step; an EK0 calms them, and says so for that step."""
-    options = dict(solver=solver, save="end", rtol=1e-6, atol=1e-6)
-    setup, carry = final_carry(nonlinear, Y0, (0.0, 0.5), **options)
-    assert not finish(setup, carry).stats.doubtful
-
-    def after_a_step(factor):
-        chunks = jax.tree.map(lambda x: factor * x, carry.state.members.chunks)
-        state = carry.state._replace(members=carry.state.members._replace(chunks=chunks))
-        h = jnp.asarray(0.01)
-        a = attempt(setup.model, state, mp.FixedStep(0.01), state.t + h, h, False)
-        a = a._replace(drive=defects.drive(setup.model, state, a))
-        token = Token(jnp.zeros(()))
-        taken = correct(setup.model, state, a, token)
-        ensemble = members.advance(setup.model, state, a, taken.gain, token, False)
-        return finish(setup, carry._replace(state=taken.state._replace(members=ensemble))).stats.doubtful
-
-    assert not after_a_step(1.0)
-    assert after_a_step(1e6)
-    monkeypatch.setattr(defects, "DOUBTFUL", 0.5)
-    with pytest.warns(UserWarning, match="hundred times what the residuals"):
-        sol = mp.solve(lambda t, y: nonlinear(t, y), Y0, (0.0, 0.5), **options)
-    assert sol.success and sol.stats.doubtful
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

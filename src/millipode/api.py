@@ -24,11 +24,6 @@ from millipode.xla.constants import with_constants
 
 # Steps of a solve that was successful, but so long that a hint at a better solver is worth a warning.
 MANY = 2000
-DOUBTFUL = (
-    "sol.std is more than a hundred times what the residuals of the last step allow, so do not rely on it: "
-    "the estimate of the error has grown, and the error has not. The mean does not depend on it. Tighten "
-    "rtol and atol, or look at sol.filter_std."
-)
 
 
 def solve(
@@ -121,8 +116,6 @@ def solve(
     outcome = _run(prepared, smooth, progress)
     solution = _solution(outcome, prepared)
     if solution.success:
-        if bool(solution.stats.doubtful):
-            warnings.warn(DOUBTFUL, stacklevel=2)
         if int(solution.stats.steps) > MANY and solution.advice:
             warnings.warn(solution.advice, stacklevel=2)
         return solution

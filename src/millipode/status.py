@@ -66,8 +66,6 @@ class Stats(NamedTuple):
         f_evals: evaluations of f, including those of the initialisation.
         diverged: attempts whose corrections did not contract; a step size controller rejects these.
         stiff: whether stability, rather than accuracy, chose most steps.
-        doubtful: whether the errors that ``sol.std`` comes from contradict the residuals of the last step by
-            more than a factor of 100, so that they are not to be relied on. The mean does not depend on them.
     """
 
     steps: Array
@@ -75,4 +73,3 @@ class Stats(NamedTuple):
     f_evals: Array
     diverged: Array
     stiff: Array
-    doubtful: Array

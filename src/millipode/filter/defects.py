@@ -15,8 +15,6 @@ from millipode.model.steady import scaled_step
 
 # Residuals of members may be this many times those of the filter, of which steps forget this share.
 CREDIBLE, FORGET = 3.0, 0.9
-# Members whose last residuals are this many times larger than that are not to be relied on.
-DOUBTFUL = 100 / CREDIBLE
 
 
 def no_defect(model: Filter, y: Field, persistent: Float[Array, " s"]) -> Defect:
@@ -115,12 +113,12 @@ def of_member(given: Drive, s: Array, v: Coefficient) -> Field:
     return map_leaves(lambda g, v: (m * v).astype(g.dtype) * g, given.defect.mean, v)
 
 
-def contradicted(a: Attempt, z: Field) -> Array:
-    """How many times residuals z of errors are as large as those of the filter allow; at least 1.
+def credible(a: Attempt, z: Field) -> Array:
+    """The factor ≤ 1 that brings residuals z of errors back to what the residuals of the filter allow.
 
     In truth, the residual of the filter is that of its error. Where stability limits the steps of an EK0, the
     choice of steps keeps the error that flickers small. The linear recursion of members knows nothing of
-    that: they would explode. White noise has no such relation to the residuals.
+    that: they would explode.
     """
     assert a.drive is not None
     kind = dtype(z)
@@ -129,7 +127,7 @@ def contradicted(a: Attempt, z: Field) -> Array:
     recent = a.drive.defect.residual
     unit = jnp.where(recent > 0, CREDIBLE * recent, 1).astype(kind)
     size = rms(jax.tree.map(lambda x: x / unit, z))
-    return jnp.maximum(size, 1).astype(kind)
+    return jnp.where(size > 1, 1 / size, 1).astype(kind)
 
 
 def calmed(model: Filter, factor: Array, rows: tuple[Any, ...]) -> tuple[Any, ...]:

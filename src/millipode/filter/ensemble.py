@@ -170,14 +170,11 @@ class Members(NamedTuple):
             is in units of time^−q, so that it has a size that single precision can hold.
         time: the unit of time, the last step.
         defect: of the last step, unless the noise is white.
-        contradiction: how many times the residuals of members in the last step were as large as what recent
-            residuals of the filter allow; at least 1.
     """
 
     chunks: tuple[tuple[Field, ...], ...]
     time: Array
     defect: Defect | None
-    contradiction: Array
 
     @property
     def of_y(self) -> Field:

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, PyTree
 
-from millipode.filter.defects import balanced, calmed, contradicted, no_defect, of_member
+from millipode.filter.defects import balanced, calmed, credible, no_defect, of_member
 from millipode.filter.ensemble import UNKNOWN, Defect, Errors, Members, Transported, kind_of
 from millipode.filter.error import moved_by
 from millipode.filter.moving import moved
@@ -72,7 +72,7 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
     if not isinstance(plan, Transported):
         nothing = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), kind_of(y)), y)
         defect = no_defect(model, y, jnp.ones(1, dtype(y)))._replace(latest=None, mean=None)
-        return Members(((nothing,) * (model.prior.order + 1),), time, defect, jnp.ones_like(time))
+        return Members(((nothing,) * (model.prior.order + 1),), time, defect)
     key = jax.random.wrap_key_data(plan.key)
     keys = jax.random.split(jax.random.fold_in(key, 0), plan.members)
 
@@ -89,9 +89,9 @@ def begin(model: Filter, state: State, local: Coefficient, time: Array) -> Membe
     if plan.sharding is not None:
         chunks = jax.tree.map(lambda x: lax.with_sharding_constraint(x, plan.sharding), chunks)
     if plan.noise == "white":
-        return Members(chunks, time, None, jnp.ones_like(time))
+        return Members(chunks, time, None)
     persistent = balanced(jax.random.normal(jax.random.fold_in(key, 1), (plan.members,), dtype(y)))
-    return Members(chunks, time, no_defect(model, y, persistent), jnp.ones_like(time))
+    return Members(chunks, time, no_defect(model, y, persistent))
 
 
 def _correlated(model: Filter, white: Field) -> Field:
@@ -174,24 +174,23 @@ def advance(
     assert given is not None
 
     def turn(carry: tuple) -> tuple:
-        chunks, worst, pending = carry
+        chunks, pending = carry
         move = _moving(model, state, a, gain, pending)
         done, start, wait = [], 0, Token(jnp.zeros((), a.prediction.h.dtype))
-        worst = jnp.ones_like(worst)
         for chunk in chunks:
             # One after the other, so that intermediate results stay in the cache.
-            new, contradiction, wait = move(chunk, start + jnp.arange(_length(chunk)), wait)
+            new, wait = move(chunk, start + jnp.arange(_length(chunk)), wait)
             done.append(new)
-            worst = jnp.maximum(worst, contradiction)
             start += _length(chunk)
-        return tuple(done), worst, jnp.zeros_like(pending)
+        return tuple(done), jnp.zeros_like(pending)
 
     pending = token.hold(a.accept)
-    start = members.chunks, members.contradiction, pending
-    chunks, worst, _ = while_loop(lambda carry: carry[2], turn, start, reverse=reverse, max_steps=1)
+    chunks, _ = while_loop(
+        lambda carry: carry[1], turn, (members.chunks, pending), reverse=reverse, max_steps=1
+    )
     defect = _kept(a, members.defect, after(chunks))
     time = jnp.where(a.accept, a.prediction.h, members.time)
-    return Members(chunks, time, defect, worst)
+    return Members(chunks, time, defect)
 
 
 def _kept(a: Attempt, old: Defect | None, token: Token) -> Defect | None:
@@ -216,9 +215,8 @@ def _length(chunk: tuple[Field, ...]) -> int:
     return jax.tree.leaves(chunk)[0].shape[0]
 
 
-# (errors of a chunk, their numbers, a token to wait for) → the moved errors, how much they contradict the
-# filter's residuals, and a token that waits for them.
-Moving = Callable[[tuple[Field, ...], Array, Token], tuple[tuple[Field, ...], Array, Token]]
+# (errors of a chunk, their numbers, a token to wait for) → the moved errors, and a token that waits for them.
+Moving = Callable[[tuple[Field, ...], Array, Token], tuple[tuple[Field, ...], Token]]
 
 
 def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pending: Array) -> Moving:
@@ -263,9 +261,7 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
             found.append(x if q < 2 else jax.tree.map(jnp.subtract, x, drawn(q, s, time[q])))
         return tuple(found)
 
-    def move(
-        chunk: tuple[Field, ...], numbers: Array, token: Token
-    ) -> tuple[tuple[Field, ...], Array, Token]:
+    def move(chunk: tuple[Field, ...], numbers: Array, token: Token) -> tuple[tuple[Field, ...], Token]:
         each = _alone if _length(chunk) == 1 else jax.vmap
         first, second = (each(functools.partial(predicted, q, token=token))(chunk, numbers) for q in range(2))
 
@@ -277,12 +273,10 @@ def _moving(model: Filter, state: State, a: Attempt, gain: PyTree[Array], pendin
         for i in range(2, 1 + (1 if model.information.is_exact else model.corrections)):
             z = branch(pending & (i <= a.corrections.evaluations), again, begun, z)
         starts = first, jax.tree.map(lambda x: time[1].astype(kind) * x, second)
-        contradiction = contradicted(a, z)
-        calm = functools.partial(calmed, model, 1 / contradiction)
+        calm = functools.partial(calmed, model, credible(a, z))
         shift = calm(each(shifts)(z, numbers))
         new = moved(calm(starts), calm(in_units), chunk, shift, after(z), wait_for)
-        wait = Token(wait_for(jax.tree.leaves(new)[-1]).zero.astype(p.h.dtype))
-        return new, contradiction.astype(p.h.dtype), wait
+        return new, Token(wait_for(jax.tree.leaves(new)[-1]).zero.astype(p.h.dtype))
 
     return move
 

@@ -271,6 +271,4 @@ def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
 def _stats(carry: Carry) -> Stats:
     attempts = carry.steps + carry.rejected
     # Where corrections limit the steps, nearly every accepted step is followed by a rejected one.
-    stiff, members = 3 * carry.limited > attempts, carry.state.members
-    doubtful = jnp.zeros((), bool) if members is None else members.contradiction > defects.DOUBTFUL
-    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, stiff, doubtful)
+    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, 3 * carry.limited > attempts)
