@@ -35,14 +35,14 @@ def pleiades_reference():
         (mp.EK0(5), 1e-5),
         (mp.EK0(5, diffusion=CONSTANT_VECTOR), 1e-5),
         (mp.DiagonalEK1(5, diffusion=DYNAMIC_VECTOR), 1e-5),
-        (mp.EK1(5), 1e-4),
+        (mp.EK1(5), 1e-4),  # less accurate than explicit solvers, but more so than a BDF method
     ],
     ids=["EK0", "EK0-constant-vector", "DiagonalEK1", "EK1"],
 )
 @pytest.mark.wide(quick=2)
 def test_pleiades(solver, bound, pleiades_reference):
     problem = mp.problems.pleiades()
-    tolerance = 1e-5 if isinstance(solver, mp.EK1) else 1e-7
+    tolerance = 1e-6 if isinstance(solver, mp.EK1) else 1e-7
     sol = mp.solve(
         problem.f,
         problem.y0,

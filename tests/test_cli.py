@@ -209,10 +209,6 @@ BAD = {
     "times outside": (["solve", "heat", "--size", "4", "--save-at", "0.5,7"], "save"),
     "bad tolerance": (["solve", "heat", "--size", "4", "--rtol", "-1"], "rtol"),
     "no linear part": (["solve", "lorenz96", "--solver", "spectral-ek1"], "needs the linear part"),
-    "vector EK1": (
-        ["solve", "logistic", "--solver", "ek1", "--diffusion", "constant-vector"],
-        "vector=False",
-    ),
     "no diagonal": (["solve", "burgers", "--size", "1024", "--solver", "diagonal-ek1"], "jacobian_diagonal"),
     "samples of the end": (["solve", "logistic", "--save-at", "end", "--samples", "3"], "--samples needs"),
     "samples of a filter": (["solve", "logistic", "--no-smooth", "--samples", "3"], "--samples needs"),

@@ -73,7 +73,7 @@ def test_convergence_order_is_one_more_than_guaranteed(kind, order):
 
 
 def test_two_corrections_are_many_times_more_accurate_on_the_pleiades():
-    problem = mp.problems.pleiades()
+    problem = mp.problems.pleiades()._replace(t_span=(0.0, 1.5))  # equal steps miss a later encounter
     want = solve_ivp(problem.f, problem.t_span, problem.y0, "DOP853", rtol=1e-12, atol=1e-12).y[:, -1]
     one, two = (
         mp.solve(
@@ -81,7 +81,7 @@ def test_two_corrections_are_many_times_more_accurate_on_the_pleiades():
             problem.y0,
             problem.t_span,
             solver=mp.EK0(3, corrections=c),
-            controller=mp.FixedStep(2e-3),
+            controller=mp.FixedStep(1e-3),
             save="end",
         )
         for c in (1, 2)
@@ -150,14 +150,14 @@ def test_stiffness_is_diagnosed_and_the_remedy_is_named(monkeypatch):
 
     options = dict(rtol=1e-4, atol=1e-6, save="end")
     with pytest.raises(mp.SolveError, match=r"(?s)MAX_STEPS.*stiff.*solver=mp.EK1\(\)"):
-        mp.solve(van_der_pol, jnp.array([2.0, 0.0]), (0.0, 2.0), max_steps=1000, **options)
+        mp.solve(van_der_pol, jnp.array([2.0, 0.0]), (0.0, 2.0), solver=mp.EK0(), max_steps=1000, **options)
     sol = mp.solve(van_der_pol, jnp.array([2.0, 0.0]), (0.0, 2.0), solver=mp.EK1(), **options)
     assert not sol.stats.stiff and not sol.advice
 
     heat = mp.problems.heat((32, 32))
     monkeypatch.setattr(sys.modules["millipode.api"], "MANY", 10)
     with pytest.warns(UserWarning, match=r"stiff.*mp.SpectralEK1\(linear=mp.Grid\(\(32, 32\)"):
-        sol = mp.solve(heat.f, heat.y0, (0.0, 5.0), **options)
+        sol = mp.solve(heat.f, heat.y0, (0.0, 5.0), solver=mp.EK0(), **options)
     assert sol.stats.stiff
 
     orbit = mp.solve(mp.problems.pleiades().f, mp.problems.pleiades().y0, (0.0, 1.0), **options)
@@ -199,7 +199,7 @@ def test_orders_beyond_the_precision_are_refused():
     [
         ("kronecker", lambda: mp.EK0(3)),
         ("blockdiagonal", lambda: mp.DiagonalEK1(3)),
-        ("dense", lambda: mp.EK1(3)),
+        ("dense", lambda: mp.EK1(3, structure="dense")),
         ("coupled", None),
     ],
 )

@@ -70,7 +70,7 @@ def test_it_leaves_the_mean_and_the_filter_alone():
     default, plain = solve(), solve(uncertainty="filter")
     np.testing.assert_allclose(default.mean, plain.mean, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(default.filter_std, plain.std, rtol=1e-7, atol=1e-20)
-    for own in (plain, solve(solver=mp.EK0(3, corrections=1)), solve(solver=mp.EK1(3))):
+    for own in (plain, solve(solver=mp.EK0(3, corrections=1)), solve(solver=mp.EK1(3, structure="dense"))):
         np.testing.assert_array_equal(own.std, own.filter_std)
 
 

@@ -26,6 +26,7 @@ LINEAR = GRID.diffusion(np.array([0.1, 0.02]), reaction=[[-1.0, 0.5], [2.0, -3.0
         mp.EK0(2, diffusion=CONSTANT_VECTOR),
         mp.DiagonalEK1(2, diffusion=DYNAMIC),
         mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR),
+        mp.EK1(2, structure="dense"),
         mp.EK1(2),
         mp.SpectralEK1(2, linear=LINEAR),
     ],
@@ -48,7 +49,7 @@ def test_structures_know_their_own_storage(structure):
     solvers = {
         "kronecker": mp.EK0(2),
         "blockdiagonal": mp.DiagonalEK1(2),
-        "dense": mp.EK1(2),
+        "dense": mp.EK1(2, structure="dense"),
         "coupled": mp.SpectralEK1(2, linear=LINEAR),
     }
     solver = solvers[structure]
@@ -104,4 +105,4 @@ def test_what_is_promised_is_what_is_free(monkeypatch):
     monkeypatch.setattr(memory, "_last", memory._Look())
     assert memory.available() == 12_345
     with pytest.raises(ValueError, match=r"(?s)dense covariance.*is available"):
-        mp.solve(lambda t, y: -y, jnp.ones(100), (0.0, 1.0), solver=mp.EK1(3))
+        mp.solve(lambda t, y: -y, jnp.ones(100), (0.0, 1.0), solver=mp.EK1(3, structure="dense"))

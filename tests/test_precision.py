@@ -19,7 +19,9 @@ SOLVERS = [
     mp.EK0(4),
     mp.EK0(4, diffusion=CONSTANT),
     mp.DiagonalEK1(4, diffusion=DYNAMIC_VECTOR),
+    mp.EK1(4, structure="dense"),
     mp.EK1(4),
+    mp.EK1(3, linear_solver=mp.GMRES()),
     mp.EK0(3, initialise="runge-kutta"),
 ]
 

@@ -260,14 +260,14 @@ def test_the_evidence_can_be_differentiated_by_the_rate(prior):
 
 
 def test_another_rate_compiles_nothing():
-    from millipode.run.programs import begin
+    from millipode.run.programs import at_once
 
     options = dict(controller=mp.FixedStep(0.05), save="end")
     counts = []
     for rate in (-0.5, -0.6):
         solver = mp.EK0(1, prior=mp.IOUP(rate=rate))
         mp.solve(nonlinear, Y0, (0.0, 0.2), solver=solver, **options)
-        counts.append(sum(program._cache_size() for program in begin._ways.values()))
+        counts.append(sum(program._cache_size() for program in at_once._ways.values()))
     assert counts[0] == counts[1] > 0
 
 

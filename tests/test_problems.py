@@ -161,3 +161,75 @@ def test_what_a_pde_declares_of_its_jacobian_is_true(problem, rng):
     cells = np.arange(y.size) % int(np.prod(problem.grid.shape))
     rest[cells[:, None] == cells] = 0
     np.testing.assert_allclose(rest, 0, atol=1e-10 * max(1, float(jnp.abs(linear).max())))
+
+
+def laplacian_around(w):
+    n = w.shape[-1]
+    around = sum(np.roll(w, shift, axis) for shift in (1, -1) for axis in (-2, -1))
+    return (around - 4 * w) * n**2
+
+
+def test_schnakenberg_cell_by_cell(rng):
+    problem = mp.problems.schnakenberg(4, a=0.1, b=0.3, rate=7.0)
+    u, v = y = rng.normal(size=(2, 4, 4))
+    want = [
+        0.1 * laplacian_around(u) + 7 * (0.1 - u + u**2 * v),
+        0.3 * laplacian_around(v) + 7 * (0.9 - u**2 * v),
+    ]
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(y)), want, rtol=1e-11, atol=1e-11)
+    # The same waves on every grid, about a steady state of the reaction.
+    fine = mp.problems.schnakenberg(64)
+    assert (
+        fine.y0.shape == (2, 64, 64) and abs(fine.y0 / jnp.array([1.0, 0.9])[:, None, None] - 1).max() < 0.11
+    )
+
+
+def test_variable_diffusion_cell_by_cell(rng):
+    n = 4
+    problem = mp.problems.variable_diffusion(n, diffusion=0.1, contrast=9.0, rate=2.0)
+    u, (x, y) = rng.normal(size=(n, n)), (np.asarray(c) for c in problem.grid.coordinates)
+    w = (1 + (np.sin(4 * np.pi * x) * np.cos(2 * np.pi * y) + np.sin(2 * np.pi * (x + 3 * y))) / 2) / 2
+    k, want = 0.1 * 9.0**w, 2 * (u - u**3)
+    for axis in range(2):
+        for shift in (1, -1):
+            want += (k + np.roll(k, shift, axis)) / 2 * (np.roll(u, shift, axis) - u) * n**2
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(u)), want, rtol=1e-11, atol=1e-11)
+    k = np.asarray(mp.problems.variable_diffusion(64).f.coefficient)
+    assert k.min() >= 1e-3 and k.max() <= 0.1 and k.max() / k.min() > 60
+    np.testing.assert_allclose(
+        problem.linear.fitted(jnp.asarray(u)).eigenvalues.min(), -8 * n**2 * k_mean(problem)
+    )
+
+
+def k_mean(problem):
+    return float(jnp.mean(problem.f.coefficient))
+
+
+def test_robertson_in_cells_conserves_mass(rng):
+    problem = mp.problems.robertson_cells(4, diffusion=0.5)
+    y = np.abs(rng.normal(size=(3, 4, 4)))
+    value = np.asarray(problem.f(0.0, jnp.asarray(y)))
+    assert abs(value.sum()) < 1e-9 * np.abs(value).sum()
+    uniform = np.ones((3, 4, 4)) * np.array([0.7, 1e-5, 0.3])[:, None, None]
+    slow, fast = 0.04 * 0.7 - 1e4 * 1e-5 * 0.3, 3e7 * 1e-10
+    np.testing.assert_allclose(
+        np.asarray(problem.f(0.0, jnp.asarray(uniform)))[:, 1, 2], [-slow, slow - fast, fast], rtol=1e-9
+    )
+
+
+def test_brusselator_on_a_line_point_by_point(rng):
+    n, alpha = 5, 0.02
+    problem = mp.problems.brusselator_line(n)
+    y = rng.normal(size=(2, n))
+    u, v = (np.array([end, *row, end]) for end, row in zip((1.0, 3.0), y, strict=True))
+    want = np.array(
+        [
+            [
+                1 + u[i] ** 2 * v[i] - 4 * u[i] + alpha * 36 * (u[i - 1] - 2 * u[i] + u[i + 1]),
+                3 * u[i] - u[i] ** 2 * v[i] + alpha * 36 * (v[i - 1] - 2 * v[i] + v[i + 1]),
+            ]
+            for i in range(1, n + 1)
+        ]
+    ).T
+    np.testing.assert_allclose(problem.f(0.0, jnp.asarray(y)), want, rtol=1e-11)
+    np.testing.assert_allclose(problem.y0[0], 1 + np.sin(2 * np.pi * np.arange(1, 6) / 6), rtol=1e-12)

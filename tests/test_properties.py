@@ -13,9 +13,13 @@ SOLVERS = [
     mp.EK0(3, diffusion=DYNAMIC),
     mp.EK0(3, diffusion=CONSTANT_VECTOR),
     mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR),
+    mp.EK1(3, diffusion=CONSTANT, structure="dense"),
     mp.EK1(3, diffusion=CONSTANT),
 ]
-NAMES = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-constant"]
+NAMES = [
+    *("EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector"),
+    *("EK1-dense-constant", "EK1-constant"),
+]
 TIMES = np.array([0.3, 1.0])
 
 

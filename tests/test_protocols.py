@@ -267,7 +267,9 @@ def test_an_own_jacobian_needs_no_more_than_its_products():
         def linearisation(self, y):
             return Low()
 
-    sol = mp.solve(f, Y0, (0.0, 0.6), solver=Solver(3), rtol=1e-6, uncertainty=mp.Transported(4))
+    sol = mp.solve(
+        f, Y0, (0.0, 0.6), solver=Solver(3, structure="dense"), rtol=1e-6, uncertainty=mp.Transported(4)
+    )
     assert sol.success and np.isfinite(sol.std).all()
     with pytest.raises(TypeError, match=r"LowRank is not diagonal.*structure='dense'"):
         mp.solve(f, Y0, (0.0, 0.6), solver=Blocks(3))

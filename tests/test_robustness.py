@@ -134,7 +134,7 @@ def test_a_list_of_numbers_is_explained():
 
 def test_a_dense_covariance_that_cannot_fit_is_refused():
     with pytest.raises(ValueError, match=r"(?s)dense covariance.*GB.*EK0 or.*DiagonalEK1"):
-        mp.solve(never, jnp.ones(100_000), (0.0, 1.0), solver=mp.EK1())
+        mp.solve(never, jnp.ones(100_000), (0.0, 1.0), solver=mp.EK1(structure="dense"))
 
 
 def test_integers_become_floats_and_scalars_stay_scalars():

@@ -22,9 +22,14 @@ SOLVERS = [
     mp.EK0(3, diffusion=DYNAMIC),
     mp.EK0(3, diffusion=CONSTANT_VECTOR),
     mp.DiagonalEK1(3, diffusion=DYNAMIC_VECTOR),
+    mp.EK1(3, diffusion=CONSTANT, structure="dense"),
     mp.EK1(3, diffusion=CONSTANT),
+    mp.EK1(3, linear_solver=mp.GMRES(rtol=1e-9)),
 ]
-IDS = ["EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector", "EK1-constant"]
+IDS = [
+    *("EK0-dynamic", "EK0-constant-vector", "DiagonalEK1-dynamic-vector"),
+    *("EK1-dense-constant", "EK1-constant", "EK1-GMRES"),
+]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=IDS)
@@ -41,10 +46,11 @@ def test_end_steps_and_times_tell_the_same_story(solver, t_span):
         np.testing.assert_allclose(a[-1], b[-1], rtol=1e-12)
     np.testing.assert_allclose(steps.log_evidence, end.log_evidence, rtol=1e-12)
     dynamic = isinstance(solver.diffusion, mp.DynamicDiffusion)
+    # γ comes from a residual, a small difference, and the two programs start with other roundings.
     np.testing.assert_allclose(
         steps.diffusion[-1] if dynamic else steps.diffusion,
         end.diffusion[-1] if dynamic else end.diffusion,
-        rtol=1e-12,
+        rtol=1e-10,
     )
 
     between = np.sort(np.concatenate([t[::4], 0.3 * t[1:-1:5] + 0.7 * t[2::5][: t[1:-1:5].size]]))

@@ -52,7 +52,7 @@ class DenseWithGiven(mp.EK1):
     reaction: np.ndarray
 
     def __init__(self, order, reaction, diffusion):
-        super().__init__(order, diffusion=diffusion, corrections=2)
+        super().__init__(order, diffusion=diffusion, structure="dense", corrections=2)
         self.reaction = reaction
 
     def linearisation(self, y):

@@ -76,7 +76,7 @@ def test_tiles_change_nothing(d, monkeypatch):
 
 def test_impossible_combinations_are_refused_with_the_reason():
     with pytest.raises(ValueError, match="no constant vector-valued diffusion.*couples"):
-        mp.EK1(diffusion=CONSTANT_VECTOR)
+        mp.EK1(diffusion=CONSTANT_VECTOR, structure="dense")
     with pytest.raises(ValueError, match="couples all unknowns"):
         mp.EK1(structure="blockdiagonal")
     with pytest.raises(ValueError, match="own history of covariances"):
@@ -92,7 +92,8 @@ def test_structures_are_chosen_by_what_the_paper_proves():
     assert mp.EK0(diffusion=CONSTANT_VECTOR).structure == "kronecker"
     assert mp.EK0(diffusion=DYNAMIC_VECTOR).structure == "blockdiagonal"
     assert mp.DiagonalEK1().structure == "blockdiagonal"
-    assert mp.EK1().structure == "dense"
+    assert mp.EK1().structure == "kronecker"
+    assert mp.EK1(corrections=1).structure == mp.EK1(diffusion=DYNAMIC_VECTOR).structure == "dense"
 
 
 FULL = np.random.default_rng(5).normal(size=(3, 3))

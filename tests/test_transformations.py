@@ -24,7 +24,9 @@ GRADIENTS = [
     (mp.EK0(2, diffusion=DYNAMIC), "end", ADAPTIVE),
     (mp.EK0(2, diffusion=CONSTANT_VECTOR), (0.5, 1.0), FIXED),
     (mp.DiagonalEK1(2, diffusion=DYNAMIC_VECTOR), "steps", ADAPTIVE),
-    (mp.EK1(2, diffusion=CONSTANT), (0.3, 1.0), FIXED),
+    (mp.EK1(2, diffusion=CONSTANT, structure="dense"), (0.3, 1.0), FIXED),
+    (mp.EK1(2), (0.3, 1.0), FIXED),
+    (mp.EK1(2, linear_solver=mp.GMRES(rtol=1e-9)), "end", FIXED),
 ]
 
 

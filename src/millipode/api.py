@@ -12,7 +12,7 @@ from millipode.filter.ensemble import Transported
 from millipode.posterior.solution import Solution, SolveError, SolveInterrupted
 from millipode.prepare import MAX_STEPS, Prepared, prepare
 from millipode.run import programs
-from millipode.run.loop import Outcome
+from millipode.run.outcome import Outcome
 from millipode.run.packing import Packed
 from millipode.run.progress import Show
 from millipode.run.recompute import by_recomputation
@@ -24,6 +24,12 @@ from millipode.xla.constants import with_constants
 
 # Steps of a solve that was successful, but so long that a hint at a better solver is worth a warning.
 MANY = 2000
+DOUBTFUL = (
+    "sol.std is only a rough guess here, because the errors behind it have outgrown their linear model by a "
+    "factor of more than 100. Chaotic solutions that have lost all their digits do that: shorten the span, "
+    "or tighten rtol and atol, until this warning is gone. So do steps that stability limits: use a solver "
+    "that knows more of the Jacobian. If neither matters to you, pass uncertainty='filter'."
+)
 
 
 def solve(
@@ -116,7 +122,10 @@ def solve(
     outcome = _run(prepared, smooth, progress)
     solution = _solution(outcome, prepared)
     if solution.success:
-        if int(solution.stats.steps) > MANY and solution.advice:
+        if bool(solution.stats.doubtful):
+            warnings.warn(DOUBTFUL, stacklevel=2)
+        slow = int(solution.stats.steps) > MANY or int(solution.stats.iterations) > 0
+        if slow and solution.advice:
             warnings.warn(solution.advice, stacklevel=2)
         return solution
     if solution.status is Status.MEMBERS_NON_FINITE:
@@ -138,16 +147,14 @@ solve.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 
 def _run(prepared: Prepared, smooth: object, progress: bool | Show) -> Outcome:
-    """The solve on the host: as one program, as two, or in segments."""
+    """The solve on the host: as one program, or in segments."""
     setup, y0, budget, _ = prepared
     packed = Packed(setup)
     if smooth == "recompute":
         return by_recomputation(packed, y0, budget, progress)
     if progress or setup.plan.in_segments:
         return in_segments(packed, y0, budget, progress)
-    if programs.is_small(y0, setup.structure):
-        return programs.in_two(packed, y0)
-    return programs.at_once(packed, y0)
+    return programs.whole(packed, y0)
 
 
 def _traced(prepared: Prepared, smooth: object, progress: bool | Show) -> Solution:

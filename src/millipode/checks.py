@@ -20,6 +20,7 @@ from millipode.xla.tracing import is_traced
 TYPICAL_RTOL = 1e-6
 # The largest orders in single precision: by default, and at all.
 USUAL_SINGLE, MAX_SINGLE = 4, 8
+ONE_ERROR = TransportedError()
 
 
 def as_array(x: Any, kind: Any) -> Any:
@@ -44,7 +45,7 @@ def initial_value(y0: PyTree) -> Field:
     if any(np.size(leaf) == 0 for leaf in leaves):
         raise ValueError("y0 has an array without entries; remove it.")
     # Weakly typed arrays count with the dtype they have: jnp.full(3, 1.0) is float64 under x64.
-    kinds = [np.dtype(getattr(leaf, "dtype", jnp.result_type(float))) for leaf in leaves]
+    kinds = [np.dtype(leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(float)) for leaf in leaves]
     if np.dtype(np.float64) in kinds and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         warnings.warn(
             "y0 is float64, but JAX computes in float32 here. Call "
@@ -155,9 +156,20 @@ def save_times(save: Any, t0: Array, t1: Array) -> Array:
     return times
 
 
-def smoothing(smooth: Any, save: Any) -> None:
-    """Refuse a ``smooth`` that is neither a flag nor "recompute"."""
+def smoothing(smooth: Any, save: Any, chooses: bool) -> None:
+    """Refuse a ``smooth`` that is neither a flag nor "recompute".
+
+    Args:
+        smooth: what to check.
+        save: what to save.
+        chooses: whether the solver chooses between explicit and implicit steps.
+    """
     if asks_for(smooth, "recompute"):
+        if chooses:
+            raise ValueError(
+                "smooth='recompute' takes all steps a second time, and mp.Auto does not remember which of "
+                "them were implicit. Use mp.EK0(...) or mp.EK1(...)."
+            )
         if not asks_for(save, "steps"):
             raise ValueError(
                 "smooth='recompute' saves memory with save='steps'; any other save needs little with "
@@ -172,8 +184,10 @@ def uncertainty(
 ) -> Transported | TransportedError | None:
     """What is carried along beside the filter: an ensemble, by default one error estimate, or nothing."""
     if given is None:
-        # The paper's filter is left as it is, and one with the whole Jacobian transports errors by itself.
-        return TransportedError() if solver.corrections > 1 and not linearisation.is_exact else None
+        # The paper's filter is left as it is, and one whose covariance knows the whole Jacobian transports
+        # errors by itself.
+        transports = linearisation.is_exact and not linearisation.is_implicit
+        return ONE_ERROR if solver.corrections > 1 and not transports else None
     if asks_for(given, "filter"):
         return None
     if not isinstance(given, Transported):

@@ -2,7 +2,7 @@
 
 import abc
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -15,9 +15,13 @@ from millipode.model.priors import IWP, Prior
 from millipode.model.priors.iwp import check_order
 from millipode.spatial.protocol import Spatial
 from millipode.spatial.space import Space
+from millipode.xla.module import Module
+
+Structure = Literal["kronecker", "blockdiagonal", "dense"]
+Initialise = Literal["taylor", "runge-kutta"]
 
 
-class Solver(eqx.Module):
+class Solver(Module):
     """An ODE filter: a prior, a linearisation, a diffusion, and a covariance structure.
 
     To write your own, derive from this class (an ``equinox.Module``), declare the attributes, and return your
@@ -75,6 +79,10 @@ class Solver(eqx.Module):
     def linearisation(self, y: Field) -> Linearisation:
         """How f is linearised for a state like y."""
 
+    def when_stiff(self, y: Field) -> Linearisation | None:
+        """How f is linearised instead where stability limits the steps; None to go on as before."""
+        return None
+
 
 # Up to this many unknowns, a solver with the whole Jacobian is the remedy for stiffness.
 WHOLE = 300
@@ -88,7 +96,9 @@ def stiff_solver(y: Field) -> str:
     axes = shape[-2:] if len(shape) > 2 else shape
     return (
         f"If f contains diffusion, use solver=mp.SpectralEK1(linear=mp.Grid({tuple(axes)}, lengths=...)"
-        ".diffusion(...)) with its lengths and coefficients, which treats it implicitly."
+        ".diffusion(...)) with its lengths and coefficients, which treats it implicitly. If its coefficients "
+        "vary, or if anything else in f is stiff, use solver=mp.EK1(linear_solver=mp.GMRES(linear)) with the "
+        "same linear part, or solver=mp.EK1(), which know the whole Jacobian."
     )
 
 

@@ -20,13 +20,16 @@ from millipode.run.recompute import FIRST_STRIDE
 from millipode.save.fixed_point import SmoothTimes
 from millipode.save.plans import CountSteps, SaveEnd, SaveSteps, SaveTimes
 from millipode.save.protocol import SavePlan
-from millipode.solvers import EK0, Solver
+from millipode.solvers import EK0, Auto, Solver
 from millipode.xla.compiling import outside_transformations
 from millipode.xla.constants import with_constants
 from millipode.xla.tracing import is_traced
 
 MAX_STEPS = 100_000
-DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = EK0(), PIController(), SaveEnd()
+DEFAULT_SOLVER, DEFAULT_CONTROLLER, SAVE_END = Auto(), PIController(), SaveEnd()
+WITHOUT_CHOICE = EK0()
+# At most so often f is evaluated in a step of a stiff phase.
+IMPLICIT_CORRECTIONS = 4
 
 # save="steps" collects steps in compiled segments with buffers of about this size.
 SEGMENT_BYTES = 2**26
@@ -69,8 +72,10 @@ def prepare(
     y0 = checks.initial_value(y0)
     kind = dtype(y0)
     t0, t1 = checks.time_span(t_span, kind)
-    solver = checks.solver(solver, DEFAULT_SOLVER)
     controller = checks.controller(controller, DEFAULT_CONTROLLER, kind)
+    # Steps of a given length are not chosen, and those of a second pass have to be the same.
+    fixed = controller.knows_first_step or checks.asks_for(smooth, "recompute")
+    solver = checks.solver(solver, WITHOUT_CHOICE if fixed else DEFAULT_SOLVER)
     max_steps = checks.max_steps(max_steps)
     tolerances = Tolerances(*checks.tolerances(rtol, atol, y0))
     dt0 = checks.first_step(dt0, controller, kind)
@@ -79,7 +84,7 @@ def prepare(
     solver.check_span(float(t1) - float(t0) if not is_traced(t0, t1) else None, kind)
     uncertainty = checks.uncertainty(uncertainty, solver, linearisation, smooth)
     smooth = True if smooth is None else smooth
-    checks.smoothing(smooth, save)
+    checks.smoothing(smooth, save, chooses=solver.when_stiff(y0) is not None)
     needs = memory.Needs.of(y0, solver, order, uncertainty)
     memory.check_working(needs, y0, solver, order)
     if isinstance(uncertainty, Transported):
@@ -93,11 +98,24 @@ def prepare(
     prior = with_constants(solver.prior.with_order(order).fitted(linearisation.rates, field.sign, y0))
     space = with_constants(solver.space(y0))
     model = Filter(information, prior, solver.diffusion, tolerances, solver.corrections, space, uncertainty)
-    setup = Setup(model, controller, SAVE_END, t0, t1, dt0, solver.structure, solver.initialise, max_steps)
+    stiff = _when_stiff(solver, model, y0)
+    setup = Setup(
+        model, controller, SAVE_END, t0, t1, dt0, solver.structure, solver.initialise, max_steps, stiff
+    )
+    setup = setup._replace(alone=stiff is not None and outside_transformations())
     plan, budget = _save_plan(save, smooth, setup, y0, needs)
     # Fixed steps are as long as the user says, and neither accuracy nor stability limits them.
     remedy = "" if controller.knows_first_step else solver.remedy(y0)
     return Prepared(setup._replace(plan=plan), y0, budget, remedy)
+
+
+def _when_stiff(solver: Solver, model: Filter, y0: Field) -> Filter | None:
+    """The filter for stiff phases, if the solver has one."""
+    linearisation = solver.when_stiff(y0)
+    if linearisation is None:
+        return None
+    information = FirstOrderODE(model.information.field, linearisation)
+    return model._replace(information=information, corrections=IMPLICIT_CORRECTIONS)
 
 
 def _save_plan(

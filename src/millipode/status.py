@@ -66,6 +66,11 @@ class Stats(NamedTuple):
         f_evals: evaluations of f, including those of the initialisation.
         diverged: attempts whose corrections did not contract; a step size controller rejects these.
         stiff: whether stability, rather than accuracy, chose most steps.
+        doubtful: whether the errors behind ``sol.std`` have outgrown their linear model, by more than a
+            factor of 100 in the residuals of the last step; so they do once a chaotic solution has no digits.
+        iterations: of the linear solver of an EK1, each one JVP of f; 0 if systems are solved directly.
+        unsolved: attempts in which that solver did not converge; they were rejected.
+        implicit: accepted steps that solved linear systems: all of those of an EK1, some of ``mp.Auto``'s.
     """
 
     steps: Array
@@ -73,3 +78,7 @@ class Stats(NamedTuple):
     f_evals: Array
     diverged: Array
     stiff: Array
+    doubtful: Array
+    iterations: Array
+    unsolved: Array
+    implicit: Array

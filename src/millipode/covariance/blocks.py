@@ -79,6 +79,21 @@ def square(root: Block) -> Block:
     return jnp.concatenate([root, jnp.zeros((n - k, *root.shape[1:]), root.dtype)])
 
 
+def forget(root: Block, kept: int, h: Array) -> Block:
+    """A root (n−1, n) in which nothing is known of the fields from ``kept`` on, but y' is known exactly.
+
+    In units of h, they are taken to be ten times as uncertain as the last field that is kept.
+    """
+    n = root.shape[1]
+    known = root_of(jnp.concatenate([root[:, :1], root[:, 2:kept]], axis=1))
+    size = 10 * safe_sqrt(jnp.sum(root[:, kept - 1] ** 2, axis=0))
+    result = jnp.zeros((n - 1, n, *root.shape[2:]), root.dtype)
+    result = result.at[: kept - 1, 0].set(known[:, 0]).at[: kept - 1, 2:kept].set(known[:, 1:])
+    for q in range(kept, n):
+        result = result.at[q - 1, q].set(size / h ** (q - kept + 1))
+    return result
+
+
 def push(gain: Block, noise: Block, root: Block) -> Block:
     """A root of G RᵀR Gᵀ + NᵀN: the covariance of G x + noise."""
     moved = product(root, jnp.swapaxes(gain, 0, 1))

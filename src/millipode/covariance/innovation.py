@@ -2,7 +2,6 @@
 
 import abc
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -21,9 +20,10 @@ from millipode.linalg.fields import (
 )
 from millipode.linalg.triangular import solve_upper
 from millipode.spatial.space import Space
+from millipode.xla.module import Module
 
 
-class Innovation(eqx.Module):
+class Innovation(Module):
     """A zero-mean Gaussian over residuals z, with covariance S."""
 
     @abc.abstractmethod

@@ -101,6 +101,10 @@ class Kronecker(Covariance):
         """The same covariance, with zero rows added to its root until it is (n, n)."""
         return type(self)(blocks.square(self.root))
 
+    def forgetful(self, kept: int, h: Array) -> Self:
+        """The same of the first ``kept`` fields; of the others nothing is known but a size, in steps of h."""
+        return type(self)(blocks.forget(self.root, kept, h))
+
     def draw(self, key: Array, y: Field, numbers: Numbers | None = None) -> tuple[Field, ...]:
         """Rᵀε, with its own ε for every unknown."""
         rows = self.root.shape[0]

@@ -9,7 +9,6 @@ module.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -18,9 +17,10 @@ from millipode.covariance.transition import Transition
 from millipode.linalg.batches import Block
 from millipode.linalg.fields import Coefficient, Field, flat
 from millipode.linalg.jacobians import Jacobian
+from millipode.xla.module import Module
 
 
-class Observation(eqx.Module):
+class Observation(Module):
     """H = E₁ − F E₀, which maps a state to its residual.
 
     Attributes:

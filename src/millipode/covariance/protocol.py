@@ -16,6 +16,7 @@ from millipode.covariance.transition import Transition
 from millipode.linalg.fields import Coefficient, Field, Row
 from millipode.linalg.jacobians import Jacobian, ProductJacobian
 from millipode.linalg.randomness import Numbers
+from millipode.xla.module import Module
 
 
 class Storage(NamedTuple):
@@ -48,7 +49,7 @@ class Corrected(NamedTuple):
     covariance: "Covariance"
 
 
-class Covariance(eqx.Module):
+class Covariance(Module):
     """A covariance C of the prior's state, given by a square root.
 
     The arguments of its methods are: ``transition``, the prior's step, with Φ and Σ; ``gamma``, γ ≥ 0;
@@ -139,7 +140,7 @@ class Covariance(eqx.Module):
         """
 
 
-class Kernel(eqx.Module):
+class Kernel(Module):
     """X | Y ~ N(E[X] + G (Y − E[Y]), P): the distribution of an earlier state, given a later one.
 
     A kernel does not contain the means, which are fields and are stored elsewhere.

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from millipode.linalg.fields import Coefficient, Field, Row, leaves_of
+from millipode.xla.module import Module
 
 
-class Transition(eqx.Module):
+class Transition(Module):
     """Y(t+h) | Y(t) ~ N(Φ Y(t), γ² Σ), unknown by unknown.
 
     Attributes:

@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from millipode.covariance.innovation import Innovation
 from millipode.linalg.fields import Coefficient, Field, safe_sqrt, size, total
+from millipode.xla.module import Module
 
 
 class Evidence(NamedTuple):
@@ -32,7 +33,7 @@ class Evidence(NamedTuple):
     unknowns: int
 
 
-class Diffusion(eqx.Module):
+class Diffusion(Module):
     """How Γ = γ² (Γ̆ ⊗ …) is modelled and estimated.
 
     To write your own, derive from this class (an ``equinox.Module``), declare both attributes and write the

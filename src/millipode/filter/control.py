@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike
 from millipode.linalg.arguments import check_numeric, is_number
 from millipode.linalg.fields import Coefficient, Field, map_leaves
 from millipode.model.initialisation import Start
+from millipode.xla.module import Module
 from millipode.xla.tracing import is_traced
 
 
@@ -27,7 +28,7 @@ def weights(y: Field, rtol: Coefficient, atol: Coefficient, other: Field | None 
     return map_leaves(leafwise, y, other, rtol, atol)
 
 
-class Controller(eqx.Module):
+class Controller(Module):
     """Decides whether a step is accepted, and how long the next one is. All arguments are numbers."""
 
     @abc.abstractmethod

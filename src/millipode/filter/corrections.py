@@ -25,7 +25,7 @@ from jaxtyping import Array
 from millipode.covariance.innovation import correlated
 from millipode.covariance.observation import Observation
 from millipode.filter.error import First, Norm, moved_by, size_of
-from millipode.filter.state import Calibration, Corrections, Filter, Prediction, State
+from millipode.filter.state import Calibration, Corrections, Filter, Move, Prediction, State
 from millipode.linalg.fields import Field, combine, map_leaves, safe_divide, where
 from millipode.linalg.jacobians import ZeroJacobian
 from millipode.model.information import Predicted, Residual
@@ -44,9 +44,14 @@ UNCOUPLED = Observation(ZeroJacobian())
 
 def evaluate(model: Filter, state: State, p: Prediction, point: Field) -> Residual:
     """The residual of the ODE, linearised at a point: one evaluation of f."""
-    # E₁ m⁻ is computed where it is needed: it takes less time than a copy of y takes memory.
-    slope = combine(p.transition.phi[1], state.mean)
-    return model.information.residual(p.t, point, Predicted(p.y, slope), model.prior.drift, p.memory)
+    return model.information.residual(
+        p.t, point, Predicted(p.y, slope(state, p)), model.prior.drift, p.memory
+    )
+
+
+def slope(state: State, p: Prediction) -> Field:
+    """E₁ m⁻, computed where it is needed: it takes less time than a copy of y takes memory."""
+    return combine(p.transition.phi[1], state.mean)
 
 
 def calibrate(model: Filter, state: State, p: Prediction, r: Residual, norm: Norm) -> Calibration:
@@ -149,7 +154,7 @@ def refine(
             done=turn.done + 1,
             change=change,
             contraction=jnp.where(turn.done == 1, rate, turn.contraction),
-            left=_left(change, rate, most),
+            left=left_of_series(change, rate, most),
         )
 
     def unfinished(turn: _Turn) -> Array:
@@ -165,7 +170,9 @@ def refine(
     else:
         turn = while_loop(unfinished, again, start, reverse=reverse, max_steps=model.corrections - 1)
     diverged = promising & ~(turn.left <= enough)
-    return Corrections(latest(turn), gain, turn.done, turn.contraction, diverged)
+    residual = latest(turn)
+    moves = (Move(None, residual.z),)
+    return Corrections(residual, gain, turn.done, turn.contraction, diverged, moves)
 
 
 def _tolerated(model: Filter, size: Array) -> tuple[float, Array | float]:
@@ -175,7 +182,7 @@ def _tolerated(model: Filter, size: Array) -> tuple[float, Array | float]:
     return most, jnp.clip(SHARE * size, NOTHING, most) if damps_too_much else most
 
 
-def _left(change: Array, rate: Array, most: float) -> Array:
+def left_of_series(change: Array, rate: Array, most: float) -> Array:
     """What is left of a geometric series with this last term and rate; ∞ if it does not converge.
 
     Changes of less than ``most``, which is tolerated, may be rounding errors, whose rate means nothing.
@@ -187,7 +194,8 @@ def _left(change: Array, rate: Array, most: float) -> Array:
 def alone(residual: Residual, p: Prediction) -> Corrections:
     """A first residual that is also the last."""
     none = jnp.zeros_like(p.h)
-    return Corrections(residual, None, jnp.ones((), jnp.int32), none, jnp.zeros((), bool))
+    one, no = jnp.ones((), jnp.int32), jnp.zeros((), bool)
+    return Corrections(residual, None, one, none, no, (Move(None, residual.z),))
 
 
 def _is_data(observation: Observation) -> bool:

@@ -14,10 +14,13 @@ from jaxtyping import Array, Float
 from millipode.linalg.arguments import as_integer
 from millipode.linalg.fields import Field, dtype, size
 from millipode.linalg.randomness import as_key
+from millipode.xla.module import Module
 
 # From this many unknowns on, members are single precision: they are noisy by themselves, and more digits
 # would cost time and memory. Those of small problems have the precision of y, and as many powers of ten.
 LARGE = 2**14
+# Up to this many unknowns, copies of members cost less than what prevents them.
+SMALL = 2**10
 # This many numbers are moved at once: members of small problems together, those of large ones one by one.
 TOGETHER = 2**19
 # There are at most this many chunks, because each is a program of its own to compile.
@@ -29,7 +32,7 @@ def kind_of(y: Field) -> Any:
     return np.dtype(np.float32) if size(y) >= LARGE else dtype(y)
 
 
-class Transported(eqx.Module):
+class Transported(Module):
     """Uncertainty that knows how the ODE amplifies errors, for ``mp.solve(..., uncertainty=...)``.
 
     An ensemble of errors of the filter is carried along beside the mean, with the true Jacobian (one JVP of f
@@ -93,7 +96,7 @@ class Transported(eqx.Module):
         return max((k for k in divisors if k * size(y) <= TOGETHER), default=least)
 
 
-class TransportedError(eqx.Module):
+class TransportedError(Module):
     """One estimate of the filter's error, without random numbers, which says how large ``sol.std`` is.
 
     It is an ensemble member that starts at zero and is driven by the steps' defects as they are. Like any
@@ -126,17 +129,6 @@ class Errors(NamedTuple):
     size: Array | None
 
 
-class Lag(NamedTuple):
-    """The error of an EK0 per unit of a constant c, and its covariance for γ = 1, which makes its gain.
-
-    Its residual would be H (Φ ``error`` + v), of which H v is information from this step, and the rest a
-    response to earlier steps. Both are in the coordinates of ``steady.scaled_step`` for the last step.
-    """
-
-    covariance: Float[Array, "n n"]
-    error: Float[Array, " n"]
-
-
 class Defect(NamedTuple):
     """What the prediction of a step has missed, as it is carried from one step to the next.
 
@@ -147,8 +139,8 @@ class Defect(NamedTuple):
         square: the sum of its squares.
         unit: v₁ of the last step; 0 before the first one.
         h: the last step; 0 before the first one.
+        usual: the geometric mean of recent steps; 0 before the first one.
         persistent: the part of the multipliers m that persists.
-        lag: tells which share of a residual is information from this step.
         residual: the size of recent residuals.
     """
 
@@ -157,8 +149,8 @@ class Defect(NamedTuple):
     square: Array
     unit: Array
     h: Array
+    usual: Array
     persistent: Float[Array, " s"]
-    lag: Lag
     residual: Array
 
 
@@ -170,11 +162,14 @@ class Members(NamedTuple):
             is in units of time^−q, so that it has a size that single precision can hold.
         time: the unit of time, the last step.
         defect: of the last step, unless the noise is white.
+        contradiction: how many times as large as the filter's residuals allow those of the members were in
+            the last step; at least 1.
     """
 
     chunks: tuple[tuple[Field, ...], ...]
     time: Array
     defect: Defect | None
+    contradiction: Array
 
     @property
     def of_y(self) -> Field:

@@ -1,15 +1,25 @@
 """Steps that overwrite the state they start from, instead of making a second copy of it."""
 
+import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
+from millipode.covariance.protocol import Covariance
+from millipode.filter.state import Move
 from millipode.linalg.fields import Field, Row, combine
 from millipode.xla.ordering import Token, after
 
 # Below this size, copies cost less than what prevents them.
 IN_PLACE = 2**11
+
+
+def shift(covariance: Covariance, moves: tuple[Move, ...]) -> tuple[Field, ...]:
+    """Σ k ⊗ x, one field per field of the state."""
+    parts = [covariance.apply_gain(move.gain, move.field) for move in moves]
+    return jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *parts)
 
 
 def moved(

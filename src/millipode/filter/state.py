@@ -1,8 +1,10 @@
 """The parts of a filter, its state, and the results of the phases of a step."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Array, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance.innovation import Innovation
 from millipode.covariance.protocol import Covariance
@@ -13,6 +15,7 @@ from millipode.filter.ensemble import Drive, Members, Transported, TransportedEr
 from millipode.linalg.fields import Coefficient, Field
 from millipode.linalg.jacobians import Jacobian
 from millipode.model.information import InformationOperator, Residual
+from millipode.model.priors.iwp import IWP
 from millipode.model.priors.protocol import Prior
 from millipode.pde.bases import Basis
 from millipode.spatial.space import Space
@@ -60,9 +63,42 @@ class Filter(NamedTuple):
         """+1, or −1 where the user integrates backwards."""
         return self.information.sign
 
+    @property
+    def order(self) -> int:
+        """How many derivatives the gain moves: ν, or fewer."""
+        return min(self.prior.order, self.information.derivatives or self.prior.order)
+
+    def remainder(self, h: Array) -> tuple[Coefficient, ...]:
+        """What Taylor's series of the derivatives that the gain moves misses per unit of the next one."""
+        if self.order == self.prior.order:
+            return self.prior.remainder(h)
+        rest = (jnp.zeros_like(h),) * (self.prior.order - self.order)
+        return (*IWP(self.order).remainder(h), *rest)
+
     def dynamic(self, gamma: Coefficient) -> Coefficient | None:
         """The γ of a step, if it is to be saved with that step; None if there is one γ for all of them."""
         return gamma if self.diffusion.is_dynamic else None
+
+
+class Past(NamedTuple):
+    """What steps of ``filter.implicit`` need to know of earlier ones.
+
+    Attributes:
+        accurate: a root of the covariance of a scalar filter that observes y', in units of the last step.
+        stiff: the same, of a filter that observes y.
+        h: the last step.
+        rate: by which its corrections contracted.
+        radius: the largest eigenvalue of the Jacobian in absolute value, as far as a power iteration has
+            found it, if there is one.
+        direction: the field of this iteration; None if there is none.
+    """
+
+    accurate: Float[Array, "k n"]
+    stiff: Float[Array, "k n"]
+    h: Array
+    rate: Array
+    radius: Array
+    direction: Field | None = None
 
 
 class State(NamedTuple):
@@ -79,6 +115,7 @@ class State(NamedTuple):
         rank: the number of directions in that determinant.
         memory: of the information operator.
         members: the ensemble of errors, if there is one.
+        past: what steps that solve linear systems need to know of earlier ones.
     """
 
     t: Array
@@ -91,6 +128,7 @@ class State(NamedTuple):
     rank: Array
     memory: PyTree[Array]
     members: Members | None = None
+    past: Past | None = None
 
 
 class Prediction(NamedTuple):
@@ -127,6 +165,18 @@ class Calibration(NamedTuple):
     form: Array | None
 
 
+class Move(NamedTuple):
+    """A part −k ⊗ x of the correction of a state.
+
+    Attributes:
+        gain: k, in the form of the covariance; None for the gain of the covariance itself.
+        field: x.
+    """
+
+    gain: PyTree[Array] | None
+    field: Field
+
+
 class Corrections(NamedTuple):
     """The evaluations of f in a step, done.
 
@@ -136,6 +186,10 @@ class Corrections(NamedTuple):
         evaluations: how many there were.
         contraction: by which the second correction was smaller than the first; 0 if there was none.
         diverged: whether corrections did not contract, or left too much undone.
+        moves: by what they move the state.
+        iterations: of the linear solver, if there is one.
+        unsolved: whether it did not converge.
+        respond: the fields of these moves for any first residual, to first order; None for that residual.
     """
 
     residual: Residual
@@ -143,6 +197,10 @@ class Corrections(NamedTuple):
     evaluations: Array
     contraction: Array
     diverged: Array
+    moves: tuple[Move, ...]
+    iterations: Array | int = 0
+    unsolved: Array | bool = False
+    respond: Callable[[Field], tuple[Field, ...]] | None = None
 
 
 class Attempt(NamedTuple):
@@ -155,6 +213,7 @@ class Attempt(NamedTuple):
         error: the estimate of the local error, in units of the tolerance.
         accept: whether the step will be taken.
         drive: what moves ensemble members, if there are any.
+        past: to be kept if the step is taken.
     """
 
     prediction: Prediction
@@ -163,11 +222,16 @@ class Attempt(NamedTuple):
     error: Array
     accept: Array
     drive: Drive | None = None
+    past: Past | None = None
 
 
 class Taken(NamedTuple):
-    """The state after a step, and the correction K z that led to it; zero if the step was rejected."""
+    """The state after a step, and the moves −Σ k ⊗ x that led to it; zero if the step was rejected."""
 
     state: State
-    gain: PyTree[Array]
-    z: Field
+    moves: tuple[Move, ...]
+
+    @property
+    def gains(self) -> tuple[PyTree[Array], ...]:
+        """The gains of the moves."""
+        return tuple(move.gain for move in self.moves)

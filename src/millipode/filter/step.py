@@ -11,11 +11,12 @@ from jax import lax
 from jaxtyping import Array
 
 from millipode.covariance.innovation import correlated
+from millipode.filter import implicit
 from millipode.filter.control import Controller
 from millipode.filter.corrections import alone, calibrate, evaluate, refine
 from millipode.filter.error import after_all, judge, norm_of, of_the_paper
-from millipode.filter.moving import moved
-from millipode.filter.state import Attempt, Filter, Prediction, State, Taken
+from millipode.filter.moving import moved, shift
+from millipode.filter.state import Attempt, Filter, Move, Prediction, State, Taken
 from millipode.linalg.fields import combine, where
 from millipode.xla.ordering import Token
 
@@ -25,7 +26,10 @@ def attempt(
 ) -> Attempt:
     """Everything but the correction of the state, for a step of length h that ends at time t."""
     p = extrapolate(model, state, t, h)
-    first, norm = evaluate(model, state, p, p.y), norm_of(model, state, p)
+    norm = norm_of(model, state, p)
+    if model.information.is_implicit:
+        return implicit.attempt(model, state, p, norm, controller, reverse)
+    first = evaluate(model, state, p, p.y)
     if model.corrections == 1:
         calibration = calibrate(model, state, p, first, norm)
         error = of_the_paper(model, state, p, first, calibration)
@@ -65,7 +69,11 @@ def correct(model: Filter, state: State, a: Attempt, token: Token) -> Taken:
         lambda covariance: covariance.rejected(z),
         state.covariance,
     )
-    correction = state.covariance.apply_gain(corrected.gain, z)
+    moves = tuple(
+        Move(corrected.gain if m.gain is None else m.gain, where(accept, m.field, 0))
+        for m in a.corrections.moves
+    )
+    correction = shift(state.covariance, moves)
     start = where(accept, p.y, state.mean[0])  # row 0 of Φ m is known already
     mean = moved((start,), p.transition.gated(accept), state.mean, correction, token)
     innovation = correlated(model.space, corrected.innovation, c.form)
@@ -82,5 +90,6 @@ def correct(model: Filter, state: State, a: Attempt, token: Token) -> Taken:
         rank=state.rank + jnp.where(accept, rank, 0).astype(state.rank.dtype),
         memory=jax.tree.map(lambda new, old: jnp.where(accept, new, old), p.memory, state.memory),
         members=state.members,
+        past=state.past if a.past is None else where(accept, a.past, state.past),
     )
-    return Taken(taken, corrected.gain, z)
+    return Taken(taken, moves)

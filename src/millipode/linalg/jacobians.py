@@ -7,12 +7,13 @@ solve (I − cF) x = r, subtract a diagonal, say its own diagonal, and become a 
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import lu_factor, lu_solve
 from jax.scipy.sparse.linalg import gmres
 from jaxtyping import Array, Float
 
@@ -28,9 +29,33 @@ from millipode.linalg.fields import (
     size,
 )
 from millipode.linalg.triangular import eliminate
+from millipode.xla.module import Module
 
 
-class Jacobian(eqx.Module):
+class Solved(NamedTuple):
+    """The solution of a linear system (I − cF) x = r.
+
+    Attributes:
+        x: the solution.
+        iterations: how many products with F it took; 0 for a direct solver.
+        converged: whether x is as accurate as it should be.
+    """
+
+    x: Field
+    iterations: Array
+    converged: Array
+
+
+# r ↦ the solution of (I − cF) x = r, for one c.
+System = Callable[[Field], Solved]
+
+
+def exactly(x: Field) -> Solved:
+    """The result of a direct solver."""
+    return Solved(x, jnp.zeros((), jnp.int32), jnp.ones((), bool))
+
+
+class Jacobian(Module):
     """F, a linear map of fields.
 
     Attributes:
@@ -46,6 +71,15 @@ class Jacobian(eqx.Module):
     @abc.abstractmethod
     def solve(self, c: Coefficient, r: Field) -> Field:
         """The field x with (I − F diag(c)) x = r, for one number c or a field."""
+
+    def system(self, c: Array, unit: Field) -> System:
+        """A solver of (I − cF) x = r that may be called several times.
+
+        Args:
+            c: one number.
+            unit: the size of what may be neglected of cr and x, per unknown; only iterations need it.
+        """
+        return lambda r: exactly(self.solve(c, r))
 
     @abc.abstractmethod
     def minus(self, rate: Coefficient) -> "Jacobian":
@@ -201,6 +235,26 @@ class DenseJacobian(Jacobian):
         vector, unravel = ravel_pytree(r)
         one = jnp.eye(vector.size, dtype=vector.dtype)
         return unravel(jnp.linalg.solve(one - self.matrix * flat(c, r), vector))
+
+    def system(self, c: Array, unit: Field) -> System:
+        """By one LU decomposition for all right-hand sides."""
+        matrix = jnp.eye(self.matrix.shape[0], dtype=self.matrix.dtype) - c * self.matrix
+        factors = lu_factor(lax.stop_gradient(matrix))
+
+        def solve(r: Field) -> Solved:
+            vector, unravel = ravel_pytree(r)
+            return exactly(
+                unravel(
+                    lax.custom_linear_solve(
+                        lambda x: matrix @ x,
+                        vector,
+                        lambda _, b: lu_solve(factors, b),
+                        lambda _, b: lu_solve(factors, b, trans=1),
+                    )
+                )
+            )
+
+        return solve
 
     def minus(self, rate: Coefficient) -> "DenseJacobian":
         """The rates enter the diagonal."""

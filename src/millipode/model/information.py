@@ -5,6 +5,7 @@ that residual being zero, by way of its linearisation H. The one operator that e
 """
 
 import abc
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from millipode.linalg.jacobians import ProductJacobian
 from millipode.model.linearisation import Linearisation
 from millipode.model.vector_field import VectorField
 from millipode.pde.bases import Basis
+from millipode.xla.module import Module
 
 
 class Residual(NamedTuple):
@@ -39,7 +41,7 @@ class Predicted(NamedTuple):
     slope: Field
 
 
-class InformationOperator(eqx.Module):
+class InformationOperator(Module):
     """What an ODE says of a state, as a residual that should be zero.
 
     Attributes:
@@ -74,6 +76,25 @@ class InformationOperator(eqx.Module):
         return False
 
     @property
+    def is_implicit(self) -> bool:
+        """Whether the gain solves linear systems with F, of which the covariance knows nothing."""
+        return False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether that gain is a mixture of two, for three more systems; see ``filter.implicit``."""
+        return False
+
+    @property
+    def derivatives(self) -> int | None:
+        """How many derivatives that gain moves at most; None if all."""
+        return None
+
+    def cost(self, t: Array, y: Field) -> float:
+        """What linear systems cost in a step, in steps of an EK0: a guess."""
+        return 0.0
+
+    @property
     def is_partial(self) -> bool:
         """Whether the filter knows some of the linearisation, but not all of it."""
         return not (self.is_explicit or self.is_exact)
@@ -106,6 +127,10 @@ class InformationOperator(eqx.Module):
             drift: the rate r of a prior whose field 1 is y' − r y; None if it is y'.
             memory: what ``refreshed`` returned for this step.
         """
+
+    @abc.abstractmethod
+    def discrepancy(self, t: Array, at: Predicted, drift: Coefficient | None) -> Field:
+        """The residual of a state, without a linearisation: one evaluation of f."""
 
     @abc.abstractmethod
     def exactly(self, t: Array, y: Field, drift: Coefficient | None, often: bool) -> Observation:
@@ -151,6 +176,25 @@ class FirstOrderODE(InformationOperator):
         """As the linearisation says."""
         return self.linearisation.is_exact
 
+    @property
+    def is_implicit(self) -> bool:
+        """As the linearisation says."""
+        return self.linearisation.is_implicit
+
+    @property
+    def mixes(self) -> bool:
+        """As the linearisation says."""
+        return self.linearisation.mixes
+
+    @property
+    def derivatives(self) -> int | None:
+        """As the linearisation says."""
+        return self.linearisation.derivatives
+
+    def cost(self, t: Array, y: Field) -> float:
+        """As the linearisation says."""
+        return self.linearisation.cost(self.field, t, y)
+
     def memory(self) -> PyTree[Array]:
         """That of the linearisation."""
         return self.linearisation.memory()
@@ -181,21 +225,31 @@ class FirstOrderODE(InformationOperator):
         if point is not y:
             moved = jacobian.multiply(jax.tree.map(jnp.subtract, y, point))
             value = jax.tree.map(jnp.add, value, moved)
-        if drift is None:
-            return Residual(jax.tree.map(jnp.subtract, slope, value), Observation(jacobian))
-        # Field 1 is y' − ry, so that only the difference between f and ry is left.
-        z = map_leaves(lambda w, f, y, r: w - (f - r * y), slope, value, y, drift)
-        return Residual(z, Observation(jacobian.minus(drift)))
+        z = _discrepancy(slope, value, y, drift)
+        return Residual(z, Observation(jacobian if drift is None else jacobian.minus(drift)))
+
+    def discrepancy(self, t: Array, at: Predicted, drift: Coefficient | None) -> Field:
+        """The difference y' − f(t, y)."""
+        return _discrepancy(at.slope, self._in_modes(t)(at.y), at.y, drift)
 
     def exactly(self, t: Array, y: Field, drift: Coefficient | None, often: bool) -> Observation:
         """With all of the Jacobian, by JVPs of f."""
-        basis = self.basis
-
-        def f(x: Field) -> Field:
-            return basis.to_modes(self.field(t, basis.from_modes(x)))
-
+        f = self._in_modes(t)
         if often:
             jacobian = ProductJacobian(jax.linearize(f, y)[1])
         else:
             jacobian = ProductJacobian(lambda x: jax.jvp(f, (y,), (x,))[1])
         return Observation(jacobian if drift is None else jacobian.minus(drift))
+
+    def _in_modes(self, t: Array) -> Callable[[Field], Field]:
+        """The right-hand side as a function of the modes of y."""
+        basis = self.basis
+        return lambda x: basis.to_modes(self.field(t, basis.from_modes(x)))
+
+
+def _discrepancy(slope: Field, value: Field, y: Field, drift: Coefficient | None) -> Field:
+    """Field 1 of a state, less what the ODE says of it."""
+    if drift is None:
+        return jax.tree.map(jnp.subtract, slope, value)
+    # Field 1 is y' − ry, so that only the difference between f and ry is left.
+    return map_leaves(lambda w, f, y, r: w - (f - r * y), slope, value, y, drift)

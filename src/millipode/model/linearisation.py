@@ -3,7 +3,6 @@
 import abc
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -14,13 +13,14 @@ from millipode.linalg.jacobians import DenseJacobian, DiagonalJacobian, Jacobian
 from millipode.model.stencil import Stencil
 from millipode.model.vector_field import VectorField
 from millipode.pde.bases import Basis, Identity
+from millipode.xla.module import Module
 
 # Up to this many unknowns the diagonal of an undeclared Jacobian is read off the whole of it.
 SMALL = 512
 IDENTITY = Identity()
 
 
-class Linearisation(eqx.Module):
+class Linearisation(Module):
     """How f is linearised at the predicted mean, and the basis in which the filter works for that.
 
     To write your own, derive from this class (an ``equinox.Module``) and write ``__call__``; return it from
@@ -51,6 +51,25 @@ class Linearisation(eqx.Module):
     def is_exact(self) -> bool:
         """Whether F is all of the Jacobian."""
         return False
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether the gain solves linear systems with F, of which the covariance knows nothing."""
+        return False
+
+    @property
+    def mixes(self) -> bool:
+        """Whether that gain is a mixture of two, for three more systems; see ``filter.implicit``."""
+        return False
+
+    @property
+    def derivatives(self) -> int | None:
+        """How many derivatives that gain moves at most; None if all."""
+        return None
+
+    def cost(self, field: VectorField, t: Array, y: Field) -> float:
+        """What linear systems cost in a step, in steps of an EK0: a guess."""
+        return 0.0
 
     def memory(self) -> PyTree[Array]:
         """What the linearisation carries from step to step, as it is at the beginning."""
@@ -116,7 +135,7 @@ class FirstOrder(Linearisation):
         self, field: VectorField, t: Array, y: Field, memory: PyTree[Array] = ()
     ) -> tuple[Field, DenseJacobian]:
         """One evaluation of f, and one JVP per unknown."""
-        return field(t, y), DenseJacobian(_jacobian(field, t, y))
+        return field(t, y), DenseJacobian(whole_jacobian(field, t, y))
 
 
 class WholeDiagonal(Linearisation):
@@ -126,8 +145,8 @@ class WholeDiagonal(Linearisation):
         """Refuse one JVP per unknown on a large problem."""
         if size(y) > SMALL:
             raise ValueError(
-                f"DiagonalEK1 needs the diagonal of the Jacobian, and without more information that "
-                f"takes one JVP per unknown: {size(y)} here, {SMALL} at most. Pass "
+                "This solver needs the diagonal of the Jacobian, and without more information that takes one "
+                f"JVP per unknown: {size(y)} here, {SMALL} at most. Pass "
                 "jacobian_diagonal=callable (same signature as f, returns a y-shaped diagonal), or "
                 "jacobian_diagonal=mp.Stencil(axes=..., radius=...) for a stencil on a grid, or use "
                 "mp.EK0, which needs no Jacobian."
@@ -138,7 +157,10 @@ class WholeDiagonal(Linearisation):
     ) -> tuple[Field, DiagonalJacobian]:
         """One evaluation of f, and one JVP per unknown."""
         _, unravel = ravel_pytree(y)
-        return field(t, y), DiagonalJacobian(unravel(jnp.diagonal(_jacobian(field, t, y))))
+        return field(t, y), DiagonalJacobian(unravel(jnp.diagonal(whole_jacobian(field, t, y))))
+
+
+WHOLE_DIAGONAL = WholeDiagonal()
 
 
 class StencilDiagonal(Linearisation):
@@ -183,6 +205,21 @@ class GivenDiagonal(Linearisation):
         return field(t, y), DiagonalJacobian(field.signed(self.function, t, y))
 
 
-def _jacobian(field: VectorField, t: Array, y: Field) -> Float[Array, "d d"]:
+def diagonal(known: Callable | Stencil | None) -> Linearisation:
+    """F = diag(∇f), from what is known of it; raise ``TypeError`` if that is something else."""
+    if known is None:
+        return WHOLE_DIAGONAL
+    if isinstance(known, Stencil):
+        return StencilDiagonal(known)
+    if not callable(known):
+        raise TypeError(
+            "jacobian_diagonal must be a function with the signature of f, or an mp.Stencil; "
+            f"got {type(known).__name__}."
+        )
+    return GivenDiagonal(known)
+
+
+def whole_jacobian(field: VectorField, t: Array, y: Field) -> Float[Array, "d d"]:
+    """∂f/∂y over the flattened unknowns, by one JVP for each."""
     flat, unravel = ravel_pytree(y)
     return jax.jacfwd(lambda x: ravel_pytree(field(t, unravel(x)))[0])(flat)

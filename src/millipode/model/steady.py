@@ -16,6 +16,8 @@ from millipode.model.priors.protocol import Prior
 _STEPS = 200
 # A residual this close to its steady value counts as steady.
 _SETTLED = 1.01
+# A small relative change of the step, and |log| of odds that count as extreme.
+_LITTLE, _EXTREME = 1e-4, 40.0
 
 
 class ScaledStep(NamedTuple):
@@ -52,15 +54,22 @@ class _Course(NamedTuple):
 def _course(order: int) -> _Course:
     n = order + 1
     phi, noise, remainder = scaled_step(order)
-    unit, covariance, error = np.eye(n)[1], np.zeros((n, n)), np.zeros(n)
+    covariance, error = np.zeros((n, n)), np.zeros(n)
     course = []
     for _ in range(_STEPS):
-        predicted, missed = phi @ covariance @ phi.T + noise, phi @ error + remainder
-        gain = predicted[:, 1] / predicted[1, 1]
-        left = np.eye(n) - np.outer(gain, unit)
-        covariance, error = left @ predicted @ left.T, left @ missed
-        course.append((gain[0] / order, missed[1]))  # T₀/T₁ = h/ν leads to the coordinates of y
+        covariance, error, gain, missed = _corrected(
+            phi @ covariance @ phi.T + noise, phi @ error + remainder
+        )
+        course.append((gain / order, missed))  # T₀/T₁ = h/ν leads to the coordinates of y
     return _Course(*np.array(course).T)
+
+
+def _corrected(covariance: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """A predicted covariance and error after their correction; the gain of y, and the residual."""
+    gain = covariance[:, 1] / covariance[1, 1]
+    left = np.eye(error.size)
+    left[:, 1] -= gain
+    return left @ covariance @ left.T, left @ error, gain[0], error[1]
 
 
 def steady_gain(order: int) -> float:
@@ -92,6 +101,67 @@ def unsettled(order: int, steps: Array, kind: Any) -> Array:
     """The entry of ``settling`` for a step after this many others."""
     factors = jnp.asarray(settling(order), kind)
     return factors[jnp.minimum(steps, factors.size - 1)]
+
+
+class Response(NamedTuple):
+    """How the share of a residual that is information from its own step follows changes of the step size.
+
+    Attributes:
+        power: p; if a step is r times as long as those before, the odds that a residual is a response to
+            earlier steps are r^−p times what they were.
+        memory: the weight of a step in the mean step, over that of the next one.
+    """
+
+    power: float
+    memory: float
+
+
+@cache
+def response(order: int) -> Response:
+    """Fitted to how a steady filter responds to one step size that differs a little."""
+    settled = np.ones(_STEPS)
+    longer = settled.copy()
+    longer[_STEPS // 2 :] *= 1 + _LITTLE
+    shares = [_shares(order, steps)[_STEPS // 2 :] for steps in (settled, longer)]
+    reaction = (np.log(shares[1]) - np.log(shares[0])) / np.log1p(_LITTLE)
+    if shares[0][-1] == 1:  # order 1: nothing is a response
+        return Response(0.0, 0.0)
+    memories = np.linspace(0, 0.95, 96)
+    misfits = [np.sum((reaction - reaction[0] * m ** np.arange(reaction.size)) ** 2) for m in memories]
+    return Response(float(reaction[0] / (1 - shares[0][-1])), float(memories[np.argmin(misfits)]))
+
+
+def _shares(order: int, steps: np.ndarray) -> np.ndarray:
+    """The share of every residual that is information from its own step, if derivative ν+1 is constant."""
+    n = order + 1
+    phi, noise, remainder = scaled_step(order)
+    covariance, error, shares = np.zeros((n, n)), np.zeros(n), []
+    for ratio in np.divide(steps, np.roll(steps, 1)):
+        units = ratio ** -np.arange(n, 0, -1.0)
+        covariance, error = ratio * np.outer(units, units) * covariance, units * error
+        covariance, error, _, missed = _corrected(phi @ covariance @ phi.T + noise, phi @ error + remainder)
+        shares.append(remainder[1] / missed)
+    return np.array(shares)
+
+
+def informative_share(order: int, steps: Array, h: Array, usual: Array) -> tuple[Array, Array]:
+    """The share of a residual that is information from its own step; and the mean step, from now on.
+
+    The rest is a response to earlier steps, by way of the errors that they have left.
+
+    Args:
+        order: ν.
+        steps: how many came before.
+        h: this step.
+        usual: a geometric mean of the steps so far, in which the latest counts most.
+    """
+    power, memory = response(order)
+    steady = 1 / (order * float(_course(order).residuals[-1]))
+    share = steady * unsettled(order, steps, h.dtype)
+    # Beyond these bounds, the odds are as good as zero or infinite, and single precision might overflow.
+    change = jnp.clip(jnp.log(h / usual), -_EXTREME / max(power, 1), _EXTREME / max(power, 1))
+    odds = jnp.maximum(1 / share - 1, 0) * jnp.exp(-power * change)
+    return 1 / (1 + odds), usual * jnp.exp((1 - memory) * jnp.log(h / usual))
 
 
 def lead(prior: Prior, h: Coefficient) -> Coefficient:

@@ -11,13 +11,14 @@ from jaxtyping import Array
 
 from millipode.linalg.fields import Field
 from millipode.model.vector_field import VectorField
+from millipode.xla.module import Module
 
 
 def _as_tuple(axes: Any) -> tuple[int, ...]:
     return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
-class Stencil(eqx.Module):
+class Stencil(Module):
     """A declaration that, along certain axes, f couples an unknown to near neighbours only.
 
     The diagonal of the Jacobian then takes a few JVPs, each seeded with every unknown of one

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, PyTree
 
 from millipode.linalg.fields import Field, same_structure
-from millipode.xla.tracing import is_traced
+from millipode.xla.tracing import is_traced, operations
 
 
 class VectorField(NamedTuple):
@@ -67,6 +67,10 @@ class VectorField(NamedTuple):
             return function
         converted = eqx.filter_closure_convert(function, *self._inputs(t, y))
         return converted if is_traced(converted) else function
+
+    def operations(self, t: Array, y: Field) -> int:
+        """How many numbers an evaluation computes on the way."""
+        return operations(jax.make_jaxpr(self.__call__)(t, y).jaxpr)
 
     def _inputs(self, t: Array, y: Field) -> tuple:
         return (t, y) if self.args is None else (t, y, self.args)

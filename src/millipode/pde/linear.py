@@ -72,7 +72,7 @@ class Linear(eqx.Module):
             warnings.warn(
                 f"linear has positive eigenvalues up to {largest:.3g} and none as negative: like diffusion "
                 "backwards in time, this is unstable at every scale. Check the sign of its coefficients.",
-                stacklevel=7,
+                stacklevel=6,
             )
             return
         growth = 0.0 if span is None else max(span * smallest, span * largest)
@@ -81,7 +81,7 @@ class Linear(eqx.Module):
                 f"linear has modes that grow by e^{growth:.3g} over the time span. Their standard deviation "
                 "grows by as much, and the steps become short. Growth is not stiff: leave it out of linear, "
                 "for example with np.minimum(eigenvalues, 0).",
-                stacklevel=7,
+                stacklevel=6,
             )
 
     def fitted(self, y: Field) -> Spectrum:
@@ -110,7 +110,7 @@ class Linear(eqx.Module):
         """The eigenvalues of every leaf, as the user gave them."""
         given = self.eigenvalues
         if len(modes) == 1 and isinstance(given, list | tuple) and not isinstance(y, list | tuple):
-            given = np.stack(given)  # one per component of an array
+            given = (jnp if is_traced(given) else np).stack(given)  # one per component of an array
         if jax.tree.structure(given) == tree:
             return jax.tree.leaves(given)
         if isinstance(given, np.ndarray | jax.Array):

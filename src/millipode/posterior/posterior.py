@@ -23,6 +23,7 @@ from millipode.model.priors.protocol import Prior
 from millipode.smooth.bridge import Gaussian
 from millipode.smooth.interval import Nodes
 from millipode.smooth.point import Links, led
+from millipode.xla.module import Module
 
 # Those fields of a posterior that do not have the time as leading axis.
 TIMELESS = ("output_gamma", "prior")
@@ -35,7 +36,7 @@ class Moments(NamedTuple):
     std: Coefficient
 
 
-class Posterior(eqx.Module):
+class Posterior(Module):
     """What is known of the solution at saved times.
 
     Attributes:

@@ -98,7 +98,7 @@ class Walk(NamedTuple):
 
 def _walk_of_chain(chain: Chain) -> Walk:
     last = Gaussian(pick(chain.mean, -1), pick(chain.covariance, -1))
-    return Walk(chain.prior, chain.output_gamma, last, lambda i: pick(tuple(chain.links), i))
+    return Walk(chain.prior, chain.output_gamma, last, lambda i: pick(tuple(chain.links[:3]), i))
 
 
 def _walk_of_path(path: Path, t: Array, nodes: Array) -> Walk:

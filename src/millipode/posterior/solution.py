@@ -23,6 +23,9 @@ from millipode.view import datasets, plotting
 from millipode.view.viewable import Marginal
 from millipode.xla.tracing import is_traced
 
+# Iterations of a linear solver per attempted step that ask for a better preconditioner.
+MANY_ITERATIONS = 25
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)
@@ -288,10 +291,28 @@ class Solution:
 
     @property
     def advice(self) -> str:
-        """What to do about a solve whose steps were limited by stability rather than by accuracy, if any."""
-        if not self._has_one_status or not self.remedy or not bool(self.stats.stiff):
+        """What to do about steps that stability limited, or linear systems that took too long; else ""."""
+        if not self._has_one_status or not self.remedy:
             return ""
-        return f"Stability rather than accuracy limited the steps: the problem is stiff. {self.remedy}"
+        attempts = int(self.stats.steps + self.stats.rejected)
+        if 20 * int(self.stats.unsolved) > attempts:
+            return (
+                f"Linear systems did not converge in {int(self.stats.unsolved)} of {attempts} attempts. "
+                f"{self.remedy}"
+            )
+        if int(self.stats.iterations) > MANY_ITERATIONS * attempts:
+            return (
+                f"Linear systems took {int(self.stats.iterations) / attempts:.0f} iterations per step. "
+                f"{self.remedy}"
+            )
+        if int(self.stats.iterations) > 0 and not self.success:
+            return (
+                "If the steps are short because linear systems are solved too roughly, help the solver. "
+                f"{self.remedy}"
+            )
+        if bool(self.stats.stiff):
+            return f"Stability rather than accuracy limited the steps: the problem is stiff. {self.remedy}"
+        return ""
 
     def __repr__(self) -> str:
         if not self._has_one_status:

@@ -1,28 +1,30 @@
-"""The adaptive loop: begin at t₀, advance until t₁ or a limit, finish by calibrating.
+"""The adaptive loop: begin at t₀, and advance until t₁ or a limit; ``outcome.finish`` ends it.
 
-The three functions are pure and compile to one program each. ``advance`` can be called again on what it
+These functions are pure and compile to one program each. ``advance`` can be called again on what it
 returned, which is how progress bars and long ``save="steps"`` runs work without a callback in the loop.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from millipode.covariance import STRUCTURES
-from millipode.filter import defects, members
-from millipode.filter.calibration import Evidence
+from millipode.filter import defects, implicit, members, switching
 from millipode.filter.control import Controller
 from millipode.filter.corrections import is_limited
-from millipode.filter.state import Attempt, Filter, State
+from millipode.filter.state import Attempt, Filter, Past, State
 from millipode.filter.step import attempt, correct
-from millipode.linalg.fields import Coefficient, Field, all_finite, dtype, expand, rms, safe_sqrt, size
+from millipode.filter.switching import Switch
+from millipode.linalg.fields import Coefficient, Field, all_finite, dtype, expand, rms
+from millipode.linalg.randomness import signs
 from millipode.model.initialisation import Initial, Start, initialise
-from millipode.posterior.posterior import Posterior
-from millipode.save.protocol import Record, Saved, SavePlan
-from millipode.status import RUNNING, Stats, Status
+from millipode.save.protocol import Record, SavePlan
+from millipode.status import RUNNING, Status
 from millipode.xla.autodiff import both_ways, while_loop
 
 
@@ -39,6 +41,8 @@ class Setup(NamedTuple):
         structure: of the covariance, a key of ``STRUCTURES``.
         initialise: "taylor", "runge-kutta" or None for automatic.
         max_steps: the bound on attempts.
+        stiff: the filter for stiff phases, if there is to be an automatic choice; else None.
+        alone: whether a program stops where such a phase begins, and need not have any code for it.
     """
 
     model: Filter
@@ -50,6 +54,8 @@ class Setup(NamedTuple):
     structure: str
     initialise: str | None
     max_steps: int
+    stiff: Filter | None = None
+    alone: bool = False
 
 
 class Carry(NamedTuple):
@@ -63,6 +69,10 @@ class Carry(NamedTuple):
         diverged: those attempts of which the corrections diverged.
         limited: attempts so far that stability, not accuracy, kept short.
         f_evals: evaluations of f so far.
+        iterations: of the linear solver so far.
+        unsolved: attempts in which it did not converge.
+        implicit: the number of accepted steps that solved linear systems.
+        switch: which kind of steps to take, if that is chosen automatically.
         status: a ``Status``, or ``RUNNING``.
         record: of the save plan; None while no loop runs.
     """
@@ -74,6 +84,10 @@ class Carry(NamedTuple):
     diverged: Array
     limited: Array
     f_evals: Array
+    iterations: Array
+    unsolved: Array
+    implicit: Array
+    switch: Switch | None
     status: Array
     record: Record | None
 
@@ -81,30 +95,6 @@ class Carry(NamedTuple):
     def steps(self) -> Array:
         """The number of accepted steps so far."""
         return self.state.steps
-
-
-class Outcome(NamedTuple):
-    """A finished solve.
-
-    Attributes:
-        t: the saved times.
-        posterior: at these times.
-        gamma: γ̂, time first if dynamic.
-        log_evidence: of all steps.
-        status: a ``Status``.
-        valid: how many of the saved times were reached.
-        stats: counts.
-        reached: the last time, and the last step size.
-    """
-
-    t: Array
-    posterior: Posterior
-    gamma: Coefficient
-    log_evidence: Array
-    status: Array
-    valid: Array
-    stats: Stats
-    reached: tuple[Array, Array]
 
 
 def begin(setup: Setup, y0: Field) -> Carry:
@@ -124,6 +114,7 @@ def begin(setup: Setup, y0: Field) -> Carry:
     zero, count = jnp.zeros((), dtype(y0)), jnp.zeros((), jnp.int32)
     calibration, memory = model.diffusion.zero(mean[0]), model.information.memory()
     state = State(jnp.copy(t0), count, mean, covariance, calibration, zero, zero, zero, memory)
+    state = state._replace(past=_past(setup, state.mean[0]))
     if model.uncertainty is not None:
         state = state._replace(members=members.begin(model, state, local, jnp.where(h > 0, h, 1)))
     status = jnp.where(all_finite(initial.mean), RUNNING, Status.NON_FINITE)
@@ -136,9 +127,21 @@ def begin(setup: Setup, y0: Field) -> Carry:
         diverged=count,
         limited=count,
         f_evals=count + 2 + initial.f_evals,
+        iterations=count,
+        unsolved=count,
+        implicit=count,
+        switch=None if setup.stiff is None else switching.begin(zero),
         status=status,
         record=setup.plan.empty(model, state),
     )
+
+
+def _past(setup: Setup, y: Field) -> Past | None:
+    """What implicit steps know of earlier ones, and where a power iteration starts."""
+    like = jnp.zeros((), dtype(y))
+    if setup.stiff is None:
+        return implicit.begin(setup.model, like)
+    return implicit.begin(setup.stiff, like, jax.tree.map(lambda x: x[0], signs(jax.random.key(0), y, 1)))
 
 
 def _initial_gamma(model: Filter, initial: Initial, y: Field) -> Coefficient:
@@ -164,23 +167,79 @@ def advance(setup: Setup, carry: Carry, limit: Array) -> Carry:
             assert c.record is not None
             return (c.status == RUNNING) & (c.steps + c.rejected < limit) & setup.plan.has_room(c.record)
 
-        return while_loop(
-            unfinished,
-            lambda c: _step(setup, c, reverse),
-            carry,
-            reverse=reverse,
-            max_steps=setup.max_steps,
-            buffers=lambda c: c.record.buffers,
-            small=True,
-        )
+        if setup.stiff is None or setup.alone:
+            return _steps(setup, setup.model, carry, unfinished, reverse=reverse)
+        return _phases(setup, setup.stiff, carry, unfinished, reverse=reverse)
 
     arrays, static = eqx.partition(setup, eqx.is_array)
     return both_ways(run, (arrays, carry, limit))
 
 
-def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
+def _steps(
+    setup: Setup, model: Filter, carry: Carry, unfinished: Callable[[Carry], Array], *, reverse: bool
+) -> Carry:
+    """As many steps as can be taken with one filter."""
+
+    def usable(c: Carry) -> Array:
+        wanted = c.switch is None or c.switch.stiff == model.information.is_implicit
+        return unfinished(c) & wanted
+
+    return while_loop(
+        usable,
+        lambda c: _step(setup, model, c, reverse),
+        carry,
+        reverse=reverse,
+        max_steps=setup.max_steps,
+        buffers=lambda c: c.record.buffers,
+        small=True,
+    )
+
+
+def _phases(
+    setup: Setup, stiff: Filter, carry: Carry, unfinished: Callable[[Carry], Array], *, reverse: bool
+) -> Carry:
+    """Steps of two filters.
+
+    A loop over phases of many steps works in place. One with a branch in every step is what can be
+    differentiated without taking the derivatives of loops in a loop.
+    """
+
+    def to_implicit(c: Carry) -> Carry:
+        assert c.switch is not None
+        switch, state = switching.to_implicit(c.switch, stiff, c.state, c.h)
+        return c._replace(switch=switch, state=state)
+
+    def to_explicit(c: Carry) -> Carry:
+        assert c.switch is not None
+        switch, state = switching.to_explicit(c.switch, stiff, c.state, c.h)
+        return c._replace(switch=switch, state=state)
+
+    def phases(c: Carry) -> Carry:
+        c = to_implicit(_steps(setup, setup.model, c, unfinished, reverse=reverse))
+        return to_explicit(_steps(setup, stiff, c, unfinished, reverse=reverse))
+
+    def one(c: Carry) -> Carry:
+        assert c.switch is not None
+        return lax.cond(
+            c.switch.stiff,
+            lambda c: _step(setup, stiff, to_implicit(c), reverse),
+            lambda c: _step(setup, setup.model, to_explicit(c), reverse),
+            c,
+        )
+
+    return while_loop(
+        unfinished,
+        one if reverse else phases,
+        carry,
+        reverse=reverse,
+        max_steps=setup.max_steps if reverse else switching.MOST + 1,
+        buffers=lambda c: c.record.buffers,
+    )
+
+
+def _step(setup: Setup, model: Filter, c: Carry, reverse: bool) -> Carry:
     """One attempt, with all that happens around it: members, saving, and the next step size."""
-    model, controller, plan, state = setup.model, setup.controller, setup.plan, c.state
+    controller, plan, state = setup.controller, setup.plan, c.state
     assert c.record is not None
     end = controller.end_of_step(setup.t0, state.t, model.sign, c.h, c.steps)
     # A step that would leave less than a hundredth of itself goes all the way.
@@ -194,20 +253,39 @@ def _step(setup: Setup, c: Carry, reverse: bool) -> Carry:
     record, token = plan.before_step(model, state, a, c.record, reverse)
     taken = correct(model, state, a, token)
     if state.members is not None:
-        ensemble = members.advance(model, state, a, taken.gain, token, reverse)
+        ensemble = members.advance(model, state, a, taken.gains, token, reverse)
         taken = taken._replace(state=taken.state._replace(members=ensemble))
     record = plan.after_step(model, taken, a.accept, record)
 
-    proposal = controller.next_step(h, a.error, c.previous, model.prior.order)
+    limited = is_limited(model, a.corrections)
+    known = h, a.error, c.previous
+    if setup.stiff is not None:
+        # Where stability limits explicit steps, each hangs on the error of the one before, and what an error
+        # does to all that follow grows without bound. So derivatives take the lengths of steps for given.
+        known = lax.stop_gradient(known)
+    proposal = controller.next_step(*known, order=model.order)
     counted = a.accept.astype(jnp.int32)
+    is_implicit, switch = model.information.is_implicit, c.switch
+    count = c.limited + limited
+    if switch is not None:
+        if is_implicit:
+            switch = switching.after_implicit(switch, model, a, proposal)
+        else:
+            assert setup.stiff is not None
+            switch = switching.after_explicit(switch, model, setup.stiff, a)
+            count = jnp.where(switch.stiff, 0, count)  # this has been mended
     return Carry(
         state=taken.state,
         h=proposal,
         previous=jnp.where(a.accept, jnp.maximum(a.error, 1e-4), c.previous),
         rejected=c.rejected + 1 - counted,
         diverged=c.diverged + a.corrections.diverged,
-        limited=c.limited + is_limited(model, a.corrections),
+        limited=count,
         f_evals=c.f_evals + a.corrections.evaluations,
+        iterations=c.iterations + a.corrections.iterations,
+        unsolved=c.unsolved + a.corrections.unsolved,
+        implicit=c.implicit + (counted if is_implicit else 0),
+        switch=switch,
         status=_status(setup, a, proposal, last),
         record=record,
     )
@@ -222,53 +300,3 @@ def _status(setup: Setup, a: Attempt, proposal: Array, last: Array) -> Array:
     stuck = jnp.where(a.accept, h <= 0, proposal <= smallest)
     status = jnp.where(stuck, failure, jnp.where(a.accept & last, Status.SUCCESS, RUNNING))
     return status.astype(jnp.int32)
-
-
-def finish(setup: Setup, carry: Carry) -> Outcome:
-    """Calibrate everything that leaves the solver."""
-    assert carry.record is not None
-    arrived, gamma = carry.status == Status.SUCCESS, output_gamma(setup, carry)
-    saved = setup.plan.collect(setup.model, carry.state, carry.record, arrived, gamma)
-    return conclude(setup, carry, saved)
-
-
-def output_gamma(setup: Setup, carry: Carry) -> Coefficient:
-    """The factor that calibrates the filter's standard deviations after the fact."""
-    return setup.model.diffusion.output_gamma(_diffusion(setup, carry))
-
-
-def _diffusion(setup: Setup, carry: Carry) -> Coefficient:
-    """γ̂²."""
-    state = carry.state
-    return setup.model.diffusion.calibrated(state.calibration, carry.steps, state.mean[0])
-
-
-def conclude(setup: Setup, carry: Carry, saved: Saved) -> Outcome:
-    """Evidence, status and counts, beside what was saved."""
-    model, state = setup.model, carry.state
-    y, diffusion = state.mean[0], _diffusion(setup, carry)
-    evidence = Evidence(diffusion, carry.steps, state.quadratic, state.log_det, state.rank, size(y))
-    over = (carry.status == RUNNING) & (carry.steps + carry.rejected >= setup.max_steps)
-    status = jnp.where(over, Status.MAX_STEPS, carry.status)
-    arrived = carry.status == Status.SUCCESS
-    finite = all_finite((y, state.covariance))
-    status = jnp.where(finite | ~arrived, status, Status.NON_FINITE)
-    if state.members is not None:
-        lost = (status == Status.SUCCESS) & ~all_finite(state.members.chunks)
-        status = jnp.where(lost, Status.MEMBERS_NON_FINITE, status)
-    return Outcome(
-        t=saved.t,
-        posterior=saved.posterior,
-        gamma=jax.tree.map(safe_sqrt, diffusion) if saved.gamma is None else saved.gamma,
-        log_evidence=model.diffusion.log_evidence(evidence),
-        status=status.astype(jnp.int32),
-        valid=saved.valid,
-        stats=_stats(carry),
-        reached=(state.t, carry.h),
-    )
-
-
-def _stats(carry: Carry) -> Stats:
-    attempts = carry.steps + carry.rejected
-    # Where corrections limit the steps, nearly every accepted step is followed by a rejected one.
-    return Stats(carry.steps, carry.rejected, carry.f_evals, carry.diverged, 3 * carry.limited > attempts)

@@ -1,5 +1,6 @@
 """A setup as an argument of compiled programs: its arrays are traced, everything else is hashed."""
 
+from collections import OrderedDict
 from typing import Any, Self
 
 import jax
@@ -7,6 +8,27 @@ import numpy as np
 from jaxtyping import Array
 
 from millipode.run.loop import Setup
+
+
+class Recent:
+    """The latest of the setups that were added; it keeps nothing of them alive.
+
+    Args:
+        most: how many.
+    """
+
+    def __init__(self, most: int):
+        self._keys: OrderedDict[int, None] = OrderedDict()
+        self._most = most
+
+    def add(self, packed: "Packed") -> None:
+        """Add a setup, and forget the oldest one if there are too many."""
+        self._keys[packed.key] = None
+        if len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+
+    def __contains__(self, packed: "Packed") -> bool:
+        return packed.key in self._keys
 
 
 class Static:
@@ -52,6 +74,16 @@ class Packed:
         constants = tuple(None if a else leaf for leaf, a in zip(leaves, is_array, strict=True))
         self._static = Static(tree, constants, is_array)
         self.setup = setup
+
+    @property
+    def together(self) -> Self:
+        """The same with stiff phases."""
+        return type(self)(self.setup._replace(alone=False))
+
+    @property
+    def key(self) -> int:
+        """A number that is the same for all that share compiled programs, but for shapes."""
+        return hash(self._static)
 
     def tree_flatten(self) -> tuple[list[Array], Static]:
         """The arrays, and the rest."""

@@ -10,7 +10,8 @@ from millipode.filter.control import Replay
 from millipode.linalg.fields import Field
 from millipode.posterior.posterior import Marginals
 from millipode.run import programs
-from millipode.run.loop import Carry, Outcome, Setup
+from millipode.run.loop import Carry, Setup
+from millipode.run.outcome import Outcome
 from millipode.run.packing import Packed
 from millipode.run.progress import Show
 from millipode.run.segments import Pace, ended, last_state, trimmed
@@ -58,7 +59,7 @@ def _there(setup: Setup, carry: Carry, budget: int, pace: Pace) -> tuple[Trail, 
         room = trail.stride - trail.times[-1].size
         packed = Packed(setup._replace(plan=CountSteps(np.asarray(room, np.int32))))
         carry = carry._replace(record=programs.empty_record(packed, carry))
-        carry = programs.advance_in_place(packed, carry, np.int32(pace.limit(carry)))
+        carry = programs.go_on(packed, carry, np.int32(pace.limit(carry)))
         assert carry.record is not None
         times = np.asarray(carry.record.buffers)[: int(carry.record.filled)]
         trail.times[-1] = np.concatenate([trail.times[-1], times])
@@ -87,7 +88,7 @@ def _and_back(setup: Setup, trail: Trail, final: Carry) -> Outcome:
             record=programs.empty_record(packed, start),
         )
         limit = int(start.steps) + int(start.rejected) + times.size
-        segment = programs.advance_in_place(packed, start, np.int32(limit))
+        segment = programs.go_on(packed, start, np.int32(limit))
         outcome, last = programs.collect_steps(packed, final, segment.record, last)
         marginals = Marginals(outcome.posterior.mean[:1], outcome.posterior.std, outcome.posterior.errors)
         outcomes.append(outcome._replace(posterior=jax.tree.map(np.asarray, marginals)))

@@ -10,7 +10,8 @@ from jaxtyping import Array
 
 from millipode.linalg.fields import Field
 from millipode.run import programs
-from millipode.run.loop import Carry, Outcome, Setup
+from millipode.run.loop import Carry, Setup
+from millipode.run.outcome import Outcome
 from millipode.run.packing import Packed
 from millipode.run.progress import Interruption, Progress, ProgressBar, Show
 from millipode.save.protocol import Record
@@ -25,7 +26,7 @@ def in_segments(packed: Packed, y0: Field, budget: int, progress: bool | Show) -
     carry = programs.begin(packed, y0)
     with Pace(packed.setup, progress) as pace:
         while True:
-            carry = programs.advance_in_place(packed, carry, np.int32(pace.limit(carry)))
+            carry = programs.go_on(packed, carry, np.int32(pace.limit(carry)))
             carry = pace.judged(carry)
             if pace.is_over(carry):
                 break

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from millipode.covariance.protocol import Kernel
+from millipode.covariance.protocol import Covariance, Kernel
 from millipode.filter import members
 from millipode.filter.ensemble import Errors
 from millipode.filter.state import Attempt, Filter, State, Taken
@@ -32,6 +32,7 @@ class Slots(NamedTuple):
     Attributes:
         offset: b.
         kernel: G, and the noise.
+        pull: the G of means, if that is another one.
         lead: how long after its state each saved time lies.
         gamma: γ̂ of the steps that they lie in, if dynamic.
         errors: of y, if they are known.
@@ -39,6 +40,7 @@ class Slots(NamedTuple):
 
     offset: tuple[Field, ...]
     kernel: Kernel
+    pull: Kernel | None
     lead: Array
     gamma: Coefficient | None
     errors: Errors | None
@@ -51,22 +53,33 @@ class Passage(NamedTuple):
         slots: of the save times.
         filled: how many of them were passed.
         kernel: of the last one, X | Y(t + start).
+        pull: the kernel of its mean, if that is another one.
         start: when the last one was passed, counted from the step's start; −1 if in an earlier step.
     """
 
     slots: Slots
     filled: Array
     kernel: Kernel
+    pull: Kernel | None
     start: Array
 
 
 class Span(NamedTuple):
-    """One step from t to t + h, as the filter sees it from t."""
+    """One step from t to t + h, as the filter sees it from t.
+
+    Attributes:
+        prior: that of the filter.
+        state: at t.
+        gamma: of the step.
+        h: its length.
+        firm: whether it solves linear systems, so that what came before is certain for means.
+    """
 
     prior: Prior
     state: State
     gamma: Coefficient
     h: Array
+    firm: bool
 
     def mean(self, tau: Array) -> tuple[Field, ...]:
         """E[Y(t + τ)]."""
@@ -74,8 +87,20 @@ class Span(NamedTuple):
 
     def kernel(self, start: Array, end: Array) -> Kernel:
         """Y(t + start) | Y(t + end)."""
+        return self._kernel(self.state.covariance, start, end)
+
+    def pull(self, pull: Kernel | None, start: Array, end: Array) -> Kernel | None:
+        """A kernel of means, followed from time ``start`` to ``end`` of the step."""
+        if pull is None:
+            return None
+        covariance = self.state.covariance
+        begin = jax.tree.map(jnp.zeros_like, covariance) if self.firm else covariance
+        return pull.compose(self._kernel(begin, start, end))
+
+    def _kernel(self, begin: Covariance, start: Array, end: Array) -> Kernel:
+        """The kernel for this covariance at t."""
         y, tiny, tau = self.state.mean[0], negligible(self.h), end - start
-        covariance = predict(self.prior, self.state.covariance, start, self.gamma, y, start <= tiny)
+        covariance = predict(self.prior, begin, start, self.gamma, y, start <= tiny)
         return backward(self.prior, covariance, tau, self.gamma, y, tau <= tiny)
 
 
@@ -93,11 +118,13 @@ class SmoothTimes(SaveTimes):
         slots = Slots(
             buffers.unknown(state.mean, length),
             buffers.allocate(kernel, length),
+            None if state.past is None else buffers.allocate(kernel, length),
             buffers.allocate(state.t, length),
             buffers.unknown(model.dynamic(state.calibration), length),
             buffers.unknown(members.saved(model, state), length),
         )
-        anchor = Anchor(jax.tree.map(jnp.copy, state.mean), kernel)
+        pull = None if state.past is None else jax.tree.map(jnp.copy, kernel)
+        anchor = Anchor(jax.tree.map(jnp.copy, state.mean), kernel, pull)
         return Record(slots, jnp.zeros((), jnp.int32), anchor)
 
     def before_step(
@@ -106,7 +133,8 @@ class SmoothTimes(SaveTimes):
         """Move the anchor to the last time in [t, t + h), then see it from t + h."""
         assert record.anchor is not None
         anchor = record.anchor
-        span = Span(model.prior, state, a.calibration.gamma, since(model, state, a, a.prediction.t))
+        h, firm = since(model, state, a, a.prediction.t), model.information.is_implicit
+        span = Span(model.prior, state, a.calibration.gamma, h, firm)
         gamma = model.dynamic(a.calibration.local)
 
         def pass_next(p: Passage) -> Passage:
@@ -117,7 +145,7 @@ class SmoothTimes(SaveTimes):
         passage: Passage = while_loop(
             lambda p: self.passed(model, a, p.filled),
             pass_next,
-            Passage(record.buffers, record.filled, anchor.kernel, jnp.full_like(span.h, -1)),
+            Passage(record.buffers, record.filled, anchor.kernel, anchor.pull, jnp.full_like(span.h, -1)),
             reverse=reverse,
             max_steps=self.times.shape[0],
             buffers=lambda p: p.slots,
@@ -131,20 +159,25 @@ class SmoothTimes(SaveTimes):
             reverse=reverse,
             max_steps=1,
         )
-        kernel = lax.switch(
+        kernel, pull = lax.switch(
             jnp.where(a.accept, jnp.where(start < 0, 1, 2), 0),
             [
-                lambda kernel: kernel,
-                lambda kernel: state.covariance.extend(
-                    kernel, a.prediction.transition, span.gamma, state.mean[0]
+                lambda kernel, pull: (kernel, pull),
+                lambda kernel, pull: (
+                    state.covariance.extend(kernel, a.prediction.transition, span.gamma, state.mean[0]),
+                    span.pull(pull, jnp.zeros_like(span.h), span.h),
                 ),
-                lambda kernel: kernel.compose(span.kernel(start, span.h)),
+                lambda kernel, pull: (
+                    kernel.compose(span.kernel(start, span.h)),
+                    span.pull(pull, start, span.h),
+                ),
             ],
             passage.kernel,
+            passage.pull,
         )
         # Both loops have read the state before they know when to end.
         token = after((passage.filled, unmoved))
-        return Record(passage.slots, passage.filled, Anchor(mean, kernel)), token
+        return Record(passage.slots, passage.filled, Anchor(mean, kernel, pull)), token
 
     @staticmethod
     def _pass(span: Span, at: Array, known: tuple, anchor: Anchor, p: Passage, reverse: bool) -> Passage:
@@ -154,26 +187,29 @@ class SmoothTimes(SaveTimes):
         """
         tau = jnp.where(at <= near(span.prior.order, span.h), 0, at)
         start = jnp.maximum(p.start, 0)
-        kernel = p.kernel.compose(span.kernel(start, tau))
+        kernel, pull = p.kernel.compose(span.kernel(start, tau)), span.pull(p.pull, start, tau)
         # The last anchor's mean is its own, or Φ times the state's if it lies in this step already.
         # All of this is small matrices times the state: no field has to be there twice.
         mean = jax.tree.map(lambda x, y: jnp.where(p.start < 0, x, y), anchor.mean, span.mean(start))
-        seen = kernel.after(span.prior.transition(tau)).apply(span.state.mean)
+        moving = kernel if pull is None else pull
+        seen = moving.after(span.prior.transition(tau)).apply(span.state.mean)
         # Slot 0 may be written in vain, when no time was passed yet; reverse mode must not see that.
-        offsets, kernels = buffers.put(
-            (p.slots.offset, p.slots.kernel),
-            (jax.tree.map(jnp.subtract, mean, seen), kernel),
+        offsets, kernels, pulls = buffers.put(
+            (p.slots.offset, p.slots.kernel, p.slots.pull),
+            (jax.tree.map(jnp.subtract, mean, seen), kernel, pull),
             jnp.maximum(p.filled - 1, 0),
             p.filled > 0 if reverse else True,
         )
         slots = p.slots
         leads, *others = buffers.put((slots.lead, slots.gamma, slots.errors), (at - tau, *known), p.filled)
-        return Passage(Slots(offsets, kernels, leads, *others), p.filled + 1, kernel.noise.identity(), tau)
+        one = kernel.noise.identity()
+        again = None if pull is None else one
+        return Passage(Slots(offsets, kernels, pulls, leads, *others), p.filled + 1, one, again, tau)
 
     def after_step(self, model: Filter, taken: Taken, accept: Array, record: Record) -> Record:
         """Correct the anchor by the step's residual."""
         assert record.anchor is not None
-        anchor = record.anchor.corrected(taken.state.covariance, taken.gain, taken.z)
+        anchor = record.anchor.corrected(taken.state.covariance, taken.moves)
         return record._replace(anchor=anchor)
 
     def collect(
@@ -186,13 +222,13 @@ class SmoothTimes(SaveTimes):
         # A last time at t₁ closes the slot before it. Nothing is read back here, so all happens in place.
         closed = jnp.where(finished, 1, 0)
         before, last = jnp.maximum(filled - 1, 0), filled - 1 + closed
-        offset = jax.tree.map(jnp.subtract, anchor.mean, anchor.kernel.apply(state.mean))
+        offset = jax.tree.map(jnp.subtract, anchor.mean, anchor.moving.apply(state.mean))
         mean, b = (
             jax.tree.map(lambda a, b: jnp.where(last < 0, jnp.nan, jnp.where(finished, a, b)), *pair)
             for pair in ((state.mean, anchor.mean), (offset, anchor.mean))
         )
         offsets = buffers.overwrite(slots.offset, b, before)
-        kernels = buffers.overwrite(slots.kernel, anchor.kernel, before)
+        kernels, pulls = buffers.overwrite((slots.kernel, slots.pull), (anchor.kernel, anchor.pull), before)
         pushed = anchor.kernel.push(state.covariance)
         covariance = jax.tree.map(lambda a, b: jnp.where(finished, a, b), state.covariance.square(), pushed)
         gammas, errors = jax.tree.map(
@@ -200,7 +236,7 @@ class SmoothTimes(SaveTimes):
             (slots.gamma, slots.errors),
             (model.dynamic(state.calibration), members.saved(model, state)),
         )
-        links = Links(kernels, slots.lead, jnp.ones_like(slots.lead) if gammas is None else gammas)
+        links = Links(kernels, slots.lead, jnp.ones_like(slots.lead) if gammas is None else gammas, pulls)
         states = chain(model.prior, offsets, links, last + 1, Gaussian(mean, covariance))
         posterior = Chain(
             mean=states.mean,

@@ -243,7 +243,9 @@ def _entry(model: Filter, state: State) -> Entry:
 
 def _node(model: Filter, state: State) -> Nodes:
     gamma = model.dynamic(state.calibration)
-    return Nodes(state.t, state.mean, state.covariance, gamma, members.saved(model, state))
+    # Where steps of both kinds occur, all states say which kind led to them.
+    firm = None if state.past is None else jnp.full((), model.information.is_implicit)
+    return Nodes(state.t, state.mean, state.covariance, gamma, members.saved(model, state), firm)
 
 
 def calibrated(model: Filter, errors: Errors | None, output_gamma: Coefficient) -> Errors | None:

@@ -8,13 +8,13 @@ kept in the covariance's own shape (one number per time if all unknowns share it
 import abc
 from typing import Any, ClassVar, NamedTuple
 
-import equinox as eqx
 from jaxtyping import Array
 
 from millipode.filter.state import Attempt, Filter, State, Taken
 from millipode.linalg.fields import Coefficient
 from millipode.posterior.posterior import Posterior
 from millipode.smooth.point import Anchor
+from millipode.xla.module import Module
 from millipode.xla.ordering import Token, after
 
 
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
     valid: Array
 
 
-class SavePlan(eqx.Module):
+class SavePlan(Module):
     """When to save, and where.
 
     Attributes:

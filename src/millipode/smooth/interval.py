@@ -23,6 +23,7 @@ class Nodes(NamedTuple):
         covariance: under the filter's own γ.
         gamma: γ̂ of the step that ended here, if dynamic.
         errors: what is kept of errors of y, a pytree with the time first.
+        firm: whether the step that ended here solved linear systems; None if none did.
     """
 
     t: Array
@@ -30,26 +31,36 @@ class Nodes(NamedTuple):
     covariance: Covariance
     gamma: Coefficient | None
     errors: PyTree[Array] = None
+    firm: Array | None = None
 
 
 def fixed_interval(prior: Prior, nodes: Nodes, count: Array, last: Gaussian) -> Gaussian:
-    """The posterior at the first ``count`` nodes, given it at node count−1."""
+    """The posterior at the first ``count`` nodes, given it at node count−1.
+
+    The covariance of a filter that solves linear systems knows nothing of what is stiff, so a mean that is
+    smoothed by it may leave the values to which the ODE holds it. Such steps leave the mean at their start as
+    the filter had it.
+    """
 
     def run(inputs: tuple, reverse: bool) -> Gaussian:
         arrays, nodes, count, last = inputs
         prior = eqx.combine(arrays, static)
 
-        def read(i: Array) -> tuple[Array, Coefficient, Covariance]:
+        def read(i: Array) -> tuple[Array, Coefficient, Covariance, Array | None]:
             following = jnp.minimum(i + 1, nodes.t.size - 1)
             h = jnp.abs(nodes.t[following] - nodes.t[i])
             gamma = jnp.ones_like(h) if nodes.gamma is None else pick(nodes.gamma, following)
-            return h, gamma, pick(nodes.covariance, i)
+            firm = None if nodes.firm is None else nodes.firm[following]
+            return h, gamma, pick(nodes.covariance, i), firm
 
         def step(later: Gaussian, inputs: tuple, here: Gaussian) -> tuple[Gaussian, Gaussian]:
-            h, gamma, covariance = inputs
+            h, gamma, covariance, firm = inputs
             kernel = backward(prior, covariance, h, gamma, here.mean[0], h <= 0)
             surprise = jax.tree.map(jnp.subtract, later.mean, move(prior, here.mean, h))
-            mean = jax.tree.map(jnp.add, here.mean, kernel.apply(surprise))
+            change = kernel.apply(surprise)
+            if firm is not None:
+                change = jax.tree.map(lambda x: jnp.where(firm, 0, x), change)
+            mean = jax.tree.map(jnp.add, here.mean, change)
             smoothed = Gaussian(mean, kernel.push(later.covariance))
             return smoothed, smoothed
 

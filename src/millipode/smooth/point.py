@@ -11,9 +11,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from millipode.covariance.protocol import Covariance, Kernel
+from millipode.filter.moving import shift
+from millipode.filter.state import Move
 from millipode.linalg.fields import Coefficient, Field
 from millipode.model.priors.protocol import Prior
 from millipode.smooth.bridge import Gaussian, move, pick, predict
@@ -21,15 +23,28 @@ from millipode.xla.autodiff import backwards, both_ways
 
 
 class Anchor(NamedTuple):
-    """An earlier state X, given all data so far: its mean, and the kernel of X | Y(t)."""
+    """An earlier state X, given all data so far.
+
+    Attributes:
+        mean: of X.
+        kernel: of X | Y(t).
+        pull: another kernel, by which residuals move the mean, if steps may solve linear systems: that of a
+            bridge between the ends of such a step, after which they leave X alone (``interval`` says why).
+    """
 
     mean: tuple[Field, ...]
     kernel: Kernel
+    pull: Kernel | None = None
 
-    def corrected(self, covariance: Covariance, gain: PyTree[Array], z: Field) -> "Anchor":
-        """After the filter has moved its mean by −K z."""
-        moved = covariance.apply_gain(self.kernel.through(gain), z)
-        return Anchor(jax.tree.map(jnp.subtract, self.mean, moved), self.kernel)
+    @property
+    def moving(self) -> Kernel:
+        """The kernel by which the mean moves."""
+        return self.kernel if self.pull is None else self.pull
+
+    def corrected(self, covariance: Covariance, moves: tuple[Move, ...]) -> "Anchor":
+        """After the filter has moved its mean by −Σ k ⊗ x, which is −K z for most of them."""
+        moved = shift(covariance, tuple(Move(self.moving.through(m.gain), m.field) for m in moves))
+        return self._replace(mean=jax.tree.map(jnp.subtract, self.mean, moved))
 
 
 class Links(NamedTuple):
@@ -39,11 +54,13 @@ class Links(NamedTuple):
         kernel: from each state back to the one before it.
         lead: how long after its state each saved time lies (zero for nearly all, see ``bridge.near``).
         gamma: γ there.
+        pull: the kernel by which means depend on each other, if that is another one.
     """
 
     kernel: Kernel
     lead: Array
     gamma: Coefficient
+    pull: Kernel | None = None
 
 
 def led(prior: Prior, c: Covariance, lead: Array, gamma: Coefficient, y: Field) -> Covariance:
@@ -62,8 +79,8 @@ def chain(prior: Prior, offsets: tuple[Field, ...], links: Links, count: Array, 
         prior = eqx.combine(arrays, static)
 
         def step(later: Gaussian, link: tuple, here: Gaussian) -> tuple[Gaussian, Gaussian]:
-            kernel, lead = link
-            mean = jax.tree.map(jnp.add, here.mean, kernel.apply(later.mean))
+            kernel, lead, pull = link
+            mean = jax.tree.map(jnp.add, here.mean, (kernel if pull is None else pull).apply(later.mean))
             covariance = kernel.push(later.covariance)
             return Gaussian(mean, covariance), Gaussian(move(prior, mean, lead), covariance)
 
@@ -76,7 +93,12 @@ def chain(prior: Prior, offsets: tuple[Field, ...], links: Links, count: Array, 
             saved,
         )
         return backwards(
-            step, last, lambda j: pick((links.kernel, links.lead), j), result, count - 1, reverse=reverse
+            step,
+            last,
+            lambda j: pick((links.kernel, links.lead, links.pull), j),
+            result,
+            count - 1,
+            reverse=reverse,
         )
 
     arrays, static = eqx.partition(prior, eqx.is_array)

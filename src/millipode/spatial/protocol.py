@@ -11,9 +11,10 @@ from jaxtyping import Array, ArrayLike, Float
 
 from millipode.linalg.arguments import as_positive
 from millipode.pde.linear import Linear
+from millipode.xla.module import Module
 
 
-class Spatial(eqx.Module):
+class Spatial(Module):
     """Γ̆: a positive definite covariance between points in space, of one component of y.
 
     To write your own, derive from this class (an ``equinox.Module``), declare ``shape`` and write the four

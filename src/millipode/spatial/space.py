@@ -17,13 +17,14 @@ from jaxtyping import Array
 from millipode.linalg.fields import Field, dtype, safe_sqrt, size, total
 from millipode.pde.linear import Linear
 from millipode.spatial.protocol import Diagonal, Spatial
+from millipode.xla.module import Module
 
 # Up to this many components are processed one by one rather than by ``vmap``, which is faster to run and
 # slower to compile.
 FEW = 4
 
 
-class Space(eqx.Module):
+class Space(Module):
     """Γ̆ of all of y: its components are independent of each other.
 
     Attributes:

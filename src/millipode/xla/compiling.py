@@ -22,6 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jaxtyping import Array
+
+from millipode.xla.tracing import programs_inside
 
 
 class Way(NamedTuple):
@@ -57,7 +60,11 @@ LIBRARY_CALLS = {
         "lu_pivots_to_permutation",
     ),
     *("qr", "geqrf", "geqp3", "ormqr", "householder_product", "svd", "eig", "eigh", "schur"),
-    *("hessenberg", "tridiagonal"),
+    *(
+        "hessenberg",
+        "tridiagonal",
+        "linear_solve",
+    ),  # the last one is that of lineax, which hides what it does
 }
 
 # The marks that ``as_one_kernel`` sets are not part of XLA's public interface, and XLA aborts the process if
@@ -142,8 +149,8 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
     and the attributes below are its marks for them. It is done in outermost programs only: ``vmap`` may turn
     the loop into one for which it is impossible, and an outermost program can be compiled again without it.
 
-    XLA aborts the process if a parameter of such a call turns out to be unused. So the arguments should come
-    from outside the program, where XLA cannot know their values. The first floating-point result must be
+    XLA aborts the process if a parameter of such a call turns out to be unused. So the arguments should be
+    unknown to it: from outside of the program, or ``disguised``. The first floating-point result must be
     used, because all parameters are tied to it.
     """
     if not _kernels.get() or jax.__version_info__[:2] not in TESTED:
@@ -159,8 +166,8 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
     def inside(constants: list, leaves: list) -> list:
         results = jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, constants))(*leaves)
         # Every parameter is used in this sum; XLA cannot know that its multiple ``zero`` is zero.
-        touched = sum(jnp.real(jnp.ravel(x)[0]).astype(jnp.float32) for x in [*constants, *leaves])
-        zero = 0 * jnp.where(jnp.isfinite(touched), touched, 0)
+        firsts = [jnp.real(jnp.ravel(x)[0]).astype(jnp.float32) for x in [*constants, *leaves]]
+        zero = _zero(functools.reduce(jnp.add, firsts))
         first = next(i for i, x in enumerate(results) if jnp.issubdtype(x.dtype, jnp.floating))
         results[first] = results[first] + zero.astype(results[first].dtype)
         return results
@@ -168,6 +175,23 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
     once = jax.jit(_with_metadata(inside, inlineable="true", xla_cpu_small_call="false"))
     call = _with_metadata(once, inlineable="false", xla_cpu_small_call="true")
     return jax.tree.unflatten(results, call(jaxpr.consts, leaves))
+
+
+def disguised(tree: Any, unknown: Array) -> Any:
+    """The same numbers, which XLA cannot know beforehand because they depend on something ``unknown``."""
+    if not _kernels.get():
+        return tree
+    zero = _zero(unknown)
+
+    def disguise(x: Array) -> Array:
+        return x ^ (zero != 0) if x.dtype == bool else x + zero.astype(x.dtype)
+
+    return jax.tree.map(disguise, tree)
+
+
+def _zero(unknown: Array) -> Array:
+    """Zero, but XLA does not know that."""
+    return 0 * jnp.where(jnp.isfinite(unknown), unknown, 0)
 
 
 def calls_libraries(jaxpr: Jaxpr) -> bool:
@@ -179,12 +203,8 @@ def calls_libraries(jaxpr: Jaxpr) -> bool:
             return True
         if equation.primitive.name in ARITHMETIC and max(_sizes(equation.outvars)) > PARALLEL:
             return True
-        for inner in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
-        ):
-            inner = inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner
-            if isinstance(inner, Jaxpr) and calls_libraries(inner):
-                return True
+        if any(map(calls_libraries, programs_inside(equation))):
+            return True
     return False
 
 

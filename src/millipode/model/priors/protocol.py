@@ -9,9 +9,10 @@ from jaxtyping import Array, Float, PyTree
 
 from millipode.covariance.transition import Transition
 from millipode.linalg.fields import Coefficient, Field, Row
+from millipode.xla.module import Module
 
 
-class Prior(eqx.Module):
+class Prior(Module):
     """A Gauss–Markov prior for y and its first ν derivatives.
 
     Its state has n = ν+1 fields, y first; the others may be any combination of y and its derivatives such
