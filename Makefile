@@ -5,7 +5,7 @@ READY := .venv/.ready
 
 .PHONY: help demo test test-all lint bench bench-quick clean
 QUICK := step work_precision growth first_call smoothing
-BENCHMARKS := $(QUICK) corrections nonstiff stiff_classics calibration grids stiff spatial members which explicit_part compiler
+BENCHMARKS := $(QUICK) corrections nonstiff stiff_classics calibration grids stiff implicit regions spatial members which explicit_part compiler
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile

@@ -514,13 +514,38 @@ def _pollu(t: Array, y: Array) -> Array:
 STIFF = tuple(name for name in _MADE if name not in TUNED and name not in UNSEEN)
 
 
+# Prothero and Robinson 1974: stiff decay towards a solution that moves.
+@_problem("Prothero–Robinson", [0.0], 10)
+def _prothero_robinson(t: Array, y: Array) -> Array:
+    return -1e6 * (y - jnp.sin(t)) + jnp.cos(t)
+
+
+def _damped(degrees: float) -> None:
+    """A slow decay, and oscillations of |λ| = 1000 at this angle to the negative real axis."""
+    angle = np.deg2rad(degrees)
+    a, b = 1e3 * np.cos(angle), 1e3 * np.sin(angle)
+
+    def f(t: Array, y: Array) -> Array:
+        u, v, w = y
+        return jnp.stack([-a * u - b * v + b * w, b * u - a * v + a * w, -w])
+
+    _problem(f"damped at {degrees:g}°", [1.0, 0.0, 1.0], 5)(f)
+
+
+for _degrees in (80, 85, 89):
+    _damped(_degrees)
+
+# Stiff and linear, so that nothing but stability and the order counts.
+STIFF_LINEAR = tuple(name for name in _MADE if name not in (*TUNED, *UNSEEN, *STIFF))
+
+
 @functools.cache
 def reference(name: str) -> np.ndarray:
     """The solution at the end, by SciPy at a tight tolerance."""
     p = problem(name)
     f = jax.jit(p.f)
-    method, tolerance = ("Radau", 1e-11) if name in STIFF else ("DOP853", 3e-14)
-    options = {"jac": jax.jit(jax.jacfwd(p.f, argnums=1))} if name in STIFF else {}
+    method, tolerance = ("Radau", 1e-11) if name in (*STIFF, *STIFF_LINEAR) else ("DOP853", 3e-14)
+    options = {"jac": jax.jit(jax.jacfwd(p.f, argnums=1))} if name in (*STIFF, *STIFF_LINEAR) else {}
     start = np.asarray(p.y0)
     atol = 1e-24 if name == "E5" else 1e-3 * tolerance
     solution = solve_ivp(
