@@ -76,6 +76,29 @@ def test_arguments_of_no_consequence(save):
     np.testing.assert_allclose(sol.mean[-1], Y0 * np.exp(-1), rtol=1e-5)
 
 
+TABLE, PLACES = np.linspace(0.5, 1.5, 1500), np.arange(4000) % 5
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["open", "jitted"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda t, y: -y * jnp.mean(jnp.sin(t) * 0 + TABLE),
+        lambda t, y: -jnp.zeros_like(y).at[PLACES].add(y[PLACES] / 800),
+        lambda t, y: -y * jnp.mean(jnp.concatenate([TABLE[:750], TABLE[750:]]) + 0 * y[0]),
+    ],
+    ids=["table", "indices", "parts"],
+)
+def test_constants_of_any_size(f, inside):
+    """XLA aborts the process if a kernel has a large one, so large ones become arguments."""
+    sol = mp.solve(jax.jit(f) if inside else f, Y0, (0.0, 1.0), save="end", rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(sol.mean[-1], Y0 * np.exp(-1), rtol=1e-5)
+
+
+def test_large_constants_leave_one_kernel():
+    assert "xla_cpu_small_call" in code_of_loop(lambda t, y: -y * jnp.mean(jnp.sin(t) * 0 + TABLE))
+
+
 def test_arguments_without_numbers():
     def f(t, y, args):
         return -y + jnp.sum(args["empty"]) + 0 * jax.random.normal(args["key"], y.shape)

@@ -209,8 +209,8 @@ def test_order_eight_with_tiny_steps_stays_positive_definite():
 def test_single_precision(solver, single_precision):
     y0 = jnp.ones(2, jnp.float32)
     sol = mp.solve(decay, y0, (0.0, 1.0), solver=solver)
-    # Late in a step: in its first half, single precision cannot tell a state from that at its start, and saved
-    # times are modelled as that plus independent noise (bridge.near).
+    # Late in a step: in its first half, single precision cannot tell a state from that at its start, and
+    # saved times are modelled as that plus independent noise (bridge.near).
     late = 0.2 * sol.t[1:-2] + 0.8 * sol.t[2:-1]
     chain = mp.solve(decay, y0, (0.0, 1.0), solver=solver, save=jnp.append(late, 1.0))
     dense = sol(chain.t)

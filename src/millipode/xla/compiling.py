@@ -24,7 +24,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
-from millipode.xla.tracing import programs_inside
+from millipode.xla.tracing import constants_inside, programs_inside
 
 
 class Way(NamedTuple):
@@ -73,6 +73,10 @@ TESTED = {(0, 10)}
 
 # Products of matrices with more entries than this are left to a library.
 MATRIX = 2**10
+
+# XLA keeps constants of more than 10 kB outside of kernels, and aborts the process if a kernel needs one.
+# Several may be folded into one, so this is a bound, in bytes, for all of them together.
+CONSTANTS = 2**12
 
 # Arithmetic on larger arrays than this is left to XLA, which uses several cores.
 PARALLEL = 2**17
@@ -151,7 +155,7 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
 
     XLA aborts the process if a parameter of such a call turns out to be unused. So the arguments should be
     unknown to it: from outside of the program, or ``disguised``. The first floating-point result must be
-    used, because all parameters are tied to it.
+    used, because all parameters are tied to it. Large constants become such arguments.
     """
     if not _kernels.get() or jax.__version_info__[:2] not in TESTED:
         return function(*args)
@@ -159,9 +163,14 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
     jaxpr, shape = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(
         *leaves
     )
-    results = jax.tree.structure(shape)
-    if calls_libraries(jaxpr.jaxpr) or not all(map(_is_plain, [*jaxpr.consts, *leaves])):
+    results, constants = jax.tree.structure(shape), jaxpr.consts
+    hidden = constants_inside(jaxpr.jaxpr) > CONSTANTS
+    if hidden or calls_libraries(jaxpr.jaxpr) or not all(map(_is_plain, [*constants, *leaves])):
         return jax.tree.unflatten(results, jaxpr_as_fun(jaxpr)(*leaves))
+    if sum(x.nbytes for x in constants) > CONSTANTS:
+        constants = disguised(
+            constants, next(x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)).ravel()[0]
+        )
 
     def inside(constants: list, leaves: list) -> list:
         results = jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, constants))(*leaves)
@@ -174,7 +183,7 @@ def as_one_kernel(function: Callable, *args: Any) -> Any:
 
     once = jax.jit(_with_metadata(inside, inlineable="true", xla_cpu_small_call="false"))
     call = _with_metadata(once, inlineable="false", xla_cpu_small_call="true")
-    return jax.tree.unflatten(results, call(jaxpr.consts, leaves))
+    return jax.tree.unflatten(results, call(constants, leaves))
 
 
 def disguised(tree: Any, unknown: Array) -> Any:

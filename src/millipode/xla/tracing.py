@@ -21,10 +21,29 @@ def operations(jaxpr: Jaxpr) -> int:
     return count
 
 
+def constants_inside(jaxpr: Jaxpr) -> int:
+    """The bytes of all constants of the programs that a program runs."""
+    count = 0
+    for equation in jaxpr.eqns:
+        for program in _programs(equation):
+            if isinstance(program, ClosedJaxpr):
+                count += sum(getattr(x, "nbytes", 0) for x in program.consts)
+            count += constants_inside(_opened(program))
+    return count
+
+
 def programs_inside(equation: JaxprEqn) -> list[Jaxpr]:
     """The programs that an operation runs, such as the body of a loop."""
+    return [_opened(x) for x in _programs(equation)]
+
+
+def _programs(equation: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
     parameters = jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program)
-    return [x.jaxpr if isinstance(x, ClosedJaxpr) else x for x in parameters if _is_program(x)]
+    return [x for x in parameters if _is_program(x)]
+
+
+def _opened(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
 
 
 def _own(equation: JaxprEqn) -> int:
