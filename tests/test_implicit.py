@@ -114,12 +114,12 @@ def systems_for(matrix, mixes, krylov):
         past = known.past
     jacobian = DenseJacobian(matrix)
     if krylov:
-        jacobian = KrylovJacobian(lambda x: matrix @ x, None, matrix.shape[0], 1e-13)
+        jacobian = KrylovJacobian(lambda x: matrix @ x, None, matrix.shape[0], 1e-13, is_rough=False)
 
     class Unit(Norm):
         tolerated = jnp.ones(matrix.shape[0])
 
-    return known, _Systems(known, jacobian, Unit(None, None, None), mixes)
+    return known, _Systems(known, jacobian, Unit(None, None, None), mixes, 1.0)
 
 
 @pytest.mark.parametrize("mixes", [True, False])

@@ -20,6 +20,8 @@ from millipode.covariance.blocks import rotate
 from millipode.covariance.observation import BlockObservation
 from millipode.covariance.transition import Transition
 from millipode.filter.state import Past
+from millipode.filter.strictness import sketch
+from millipode.linalg.fields import Field, dtype
 from millipode.linalg.qr import merge
 from millipode.model.priors.iwp import powers
 from millipode.model.steady import scaled_step
@@ -42,11 +44,11 @@ class Gains(NamedTuple):
     past: Past
 
 
-def no_past(order: int, like: Array) -> Past:
-    """Nothing is uncertain at t₀."""
-    root = jnp.zeros((order, order + 1), like.dtype)
-    one = jnp.ones_like(like)
-    return Past(root, root, one, one, jnp.zeros_like(like))
+def no_past(order: int, y: Field) -> Past:
+    """Nothing is uncertain at t₀, where the state is y."""
+    root = jnp.zeros((order, order + 1), dtype(y))
+    one, zero = jnp.ones((), root.dtype), jnp.zeros((), root.dtype)
+    return Past(root, root, h=one, rate=one, share=one, sketch=jnp.zeros_like(sketch(y)), radius=zero)
 
 
 def settled(order: int, past: Past, h: Array) -> Past:

@@ -32,6 +32,7 @@ from millipode.filter.corrections import UNCOUPLED, calibrate, evaluate, left_of
 from millipode.filter.error import Norm
 from millipode.filter.gains import Gains, gains, no_past
 from millipode.filter.state import Attempt, Corrections, Filter, Move, Past, Prediction, State
+from millipode.filter.strictness import adapted, sketch
 from millipode.linalg.fields import Field, map_leaves, safe_divide, scaled_rms
 from millipode.linalg.jacobians import Jacobian, Solved
 from millipode.model.information import Predicted, Residual
@@ -88,17 +89,17 @@ class _Turn(NamedTuple):
     left: Array
 
 
-def begin(model: Filter, like: Array, direction: Field | None = None) -> Past | None:
+def begin(model: Filter, y: Field, direction: Field | None = None) -> Past | None:
     """What the first step knows of earlier ones; None for filters of another kind.
 
     Args:
         model: the filter.
-        like: a number of the right dtype.
+        y: the state at t₀.
         direction: where a power iteration on the Jacobian starts, if there is to be one.
     """
     if not model.information.is_implicit:
         return None
-    return no_past(model.order, like)._replace(direction=direction)
+    return no_past(model.order, y)._replace(direction=direction)
 
 
 def attempt(
@@ -109,9 +110,11 @@ def attempt(
     order, past = model.order, state.past
     known, predicted = _gains(model, past, p), Predicted(p.y, slope(state, p))
     residual = evaluate(model, state, p, p.y)
-    systems = _Systems(known, residual.observation.jacobian, norm, model.information.mixes)
+    jacobian = residual.observation.jacobian
+    systems = _Systems(known, jacobian, norm, model.information.mixes, past.share)
     first = systems.first(residual.z)
-    size = norm(_sum(first.moves))
+    correction = _sum(first.moves)
+    size = norm(correction)
     constant = (MIXED if systems.mixes else ALONE)[order - 1]
     error = constant * size * unsettled(order, state.steps, size.dtype)
     promising = controller.accepts(error) & first.solved
@@ -150,7 +153,7 @@ def attempt(
         calibration=calibrate(model, state, p, calm, norm),
         error=error,
         accept=controller.accepts(error),
-        past=_watched(known.past._replace(rate=rate), residual.observation.jacobian),
+        past=_watched(_stricter(known.past._replace(rate=rate), correction, norm), jacobian),
     )
 
 
@@ -207,6 +210,12 @@ def _gains(model: Filter, past: Past, p: Prediction) -> Gains:
     return known._replace(accurate=jnp.pad(known.accurate, (0, rest)), stiff=jnp.pad(known.stiff, (0, rest)))
 
 
+def _stricter(past: Past, correction: Field, norm: Norm) -> Past:
+    """With the strictness of the next step's linear systems."""
+    new = sketch(lax.stop_gradient(jax.tree.map(jnp.divide, correction, norm.tolerated)))
+    return past._replace(share=adapted(past.share, new, past.sketch), sketch=new)
+
+
 def _watched(past: Past, jacobian: Jacobian) -> Past:
     """With one more power iteration."""
     if past.direction is None:
@@ -227,12 +236,13 @@ class _Systems:
         stiff: solves (I − l^∞₀ F) x = r.
     """
 
-    def __init__(self, known: Gains, jacobian: Jacobian, norm: Norm, mixes: bool):
+    def __init__(self, known: Gains, jacobian: Jacobian, norm: Norm, mixes: bool, share: Array):
         self.known, self.norm, self.mixes = known, norm, mixes
-        self.stiff = jacobian.system(known.stiff[0], norm.tolerated)
+        unit = norm.tolerated
+        self.stiff = jacobian.system(known.stiff[0], unit, share)
         if mixes:
-            self._accurate = jacobian.system(known.accurate[0], norm.tolerated)
-            self._weigh = jacobian.system(WEIGHT * known.past.h, norm.tolerated)
+            self._accurate = jacobian.system(known.accurate[0], unit, share)
+            self._weigh = jacobian.system(WEIGHT * known.past.h, unit, share)
 
     def first(self, z: Field) -> First:
         """K z, as the sum of moves; l^∞ is the last one."""

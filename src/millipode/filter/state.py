@@ -88,6 +88,8 @@ class Past(NamedTuple):
         stiff: the same, of a filter that observes y.
         h: the last step.
         rate: by which its corrections contracted.
+        share: of the usual bound, to which iterations solve linear systems.
+        sketch: of its correction of y, which that depends on; see ``strictness``.
         radius: the largest eigenvalue of the Jacobian in absolute value, as far as a power iteration has
             found it, if there is one.
         direction: the field of this iteration; None if there is none.
@@ -97,6 +99,8 @@ class Past(NamedTuple):
     stiff: Float[Array, "k n"]
     h: Array
     rate: Array
+    share: Array
+    sketch: Float[Array, " k"]
     radius: Array
     direction: Field | None = None
 

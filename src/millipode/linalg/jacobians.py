@@ -72,12 +72,13 @@ class Jacobian(Module):
     def solve(self, c: Coefficient, r: Field) -> Field:
         """The field x with (I − F diag(c)) x = r, for one number c or a field."""
 
-    def system(self, c: Array, unit: Field) -> System:
+    def system(self, c: Array, unit: Field, share: Array | float = 1.0) -> System:
         """A solver of (I − cF) x = r that may be called several times.
 
         Args:
             c: one number.
             unit: the size of what may be neglected of cr and x, per unknown; only iterations need it.
+            share: of this, which is what may be neglected in fact.
         """
         return lambda r: exactly(self.solve(c, r))
 
@@ -236,7 +237,7 @@ class DenseJacobian(Jacobian):
         one = jnp.eye(vector.size, dtype=vector.dtype)
         return unravel(jnp.linalg.solve(one - self.matrix * flat(c, r), vector))
 
-    def system(self, c: Array, unit: Field) -> System:
+    def system(self, c: Array, unit: Field, share: Array | float = 1.0) -> System:
         """By one LU decomposition for all right-hand sides."""
         matrix = jnp.eye(self.matrix.shape[0], dtype=self.matrix.dtype) - c * self.matrix
         factors = lu_factor(lax.stop_gradient(matrix))

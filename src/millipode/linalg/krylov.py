@@ -11,9 +11,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from millipode.linalg.fields import Field, safe_divide, safe_sqrt, total
+
+# A Krylov space that was used up is followed by another one if it has reduced the residual to this part.
+WORTH_A_RESTART = 0.3
 
 
 class Krylov(NamedTuple):
@@ -28,6 +32,22 @@ class Krylov(NamedTuple):
     x: Field
     iterations: Array
     left: Array
+
+
+class _Cycles(NamedTuple):
+    """Between two Krylov spaces.
+
+    Attributes:
+        x: the solution so far.
+        iterations: how many products it took.
+        left: the norm of the residual over that of the right-hand side.
+        before: the same before the last space.
+    """
+
+    x: Field
+    iterations: Array
+    left: Array
+    before: Array
 
 
 class _Space(NamedTuple):
@@ -48,21 +68,59 @@ class _Space(NamedTuple):
     left: Array
 
 
-def gmres(product: Callable[[Field], Field], right: Field, tolerance: Array | float, vectors: int) -> Krylov:
-    """Solve A x = b from x = 0, by at most so many vectors and without restarts.
+def gmres(
+    product: Callable[[Field], Field],
+    right: Field,
+    tolerance: Array | float,
+    vectors: int,
+    stored: DTypeLike | None = None,
+) -> Krylov:
+    """Solve A x = b from x = 0, with restarts for as long as they help.
 
     Args:
         product: A, a linear map of fields.
         right: b.
         tolerance: what the norm of the residual may be, over that of b.
-        vectors: the largest dimension of the Krylov space.
+        vectors: the largest dimension of a Krylov space.
+        stored: the dtype in which vectors are stored, that of b by default. Products and sums have the
+            precision of b, so a solution has as many digits as one that is stored with all of them, up to
+            the precision of what is stored (Aliaga et al., *Compressed basis GMRES*, 2022).
     """
+    length = _norm(right)
+    one = jnp.ones_like(length)
+    left = jnp.where(jnp.isfinite(length), jnp.where(length > 0, one, 0), jnp.inf)
+    start = _Cycles(jax.tree.map(jnp.zeros_like, right), jnp.zeros((), jnp.int32), left, jnp.inf * one)
+
+    def unfinished(c: _Cycles) -> Array:
+        return (c.left > tolerance) & (c.left < WORTH_A_RESTART * c.before)
+
+    def cycle(c: _Cycles) -> _Cycles:
+        residual = lax.cond(
+            c.iterations == 0,
+            lambda x: right,
+            lambda x: jax.tree.map(jnp.subtract, right, product(x)),
+            c.x,
+        )
+        found = _one_space(product, residual, tolerance * safe_divide(one, c.left), vectors, stored)
+        x = jax.tree.map(jnp.add, c.x, found.x)
+        return _Cycles(x, c.iterations + found.iterations, c.left * found.left, c.left)
+
+    c = lax.while_loop(unfinished, cycle, start)
+    return Krylov(c.x, c.iterations, c.left)
+
+
+def _one_space(
+    product: Callable[[Field], Field],
+    right: Field,
+    tolerance: Array,
+    vectors: int,
+    stored: DTypeLike | None,
+) -> Krylov:
+    """The same without restarts."""
     length = _norm(right)
     kind = length.dtype
     first = jax.tree.map(lambda x: safe_divide(x, length), right)
-    basis = jax.tree.map(
-        lambda x: lax.dynamic_update_index_in_dim(jnp.zeros((vectors + 1, *x.shape), x.dtype), x, 0, 0), first
-    )
+    basis = jax.tree.map(lambda x: _put(jnp.zeros((vectors + 1, *x.shape), stored or x.dtype), x, 0), first)
     one = jnp.eye(vectors + 1, dtype=kind)
     left = jnp.where(jnp.isfinite(length), jnp.where(length > 0, 1.0, 0.0), jnp.inf).astype(kind)
     start = _Space(jnp.zeros((), jnp.int32), basis, one[:, :-1], one, left)
@@ -70,26 +128,26 @@ def gmres(product: Callable[[Field], Field], right: Field, tolerance: Array | fl
     def unfinished(space: _Space) -> Array:
         return (space.size < vectors) & (space.left > tolerance) & (space.left < jnp.inf)
 
-    space = lax.while_loop(unfinished, lambda space: _grown(product, space), start)
+    space = lax.while_loop(unfinished, lambda space: _grown(product, space, right), start)
     # Columns that were never made are those of the identity, and their coefficients are zero.
     target = jnp.where(jnp.arange(vectors) < space.size, space.rotation[:-1, 0], 0)
     coefficients = length * _solved(space.triangle[:-1], target)
 
     def add(j: Array, x: Field) -> Field:
-        return jax.tree.map(lambda a, v: a + coefficients[j].astype(a.dtype) * v[j], x, space.vectors)
+        return jax.tree.map(lambda a, v: a + coefficients[j].astype(a.dtype) * _at(v, j, a), x, space.vectors)
 
     x = lax.fori_loop(0, space.size, add, jax.tree.map(jnp.zeros_like, right))
     return Krylov(x, space.size, space.left)
 
 
-def _grown(product: Callable[[Field], Field], space: _Space) -> _Space:
+def _grown(product: Callable[[Field], Field], space: _Space, like: Field) -> _Space:
     """The space with one more vector: Arnoldi's step, and one more Givens rotation."""
     k = space.size
-    new = product(jax.tree.map(lambda v: v[k], space.vectors))
+    new = product(jax.tree.map(lambda v, x: _at(v, k, x), space.vectors, like))
 
     def orthogonalise(j: Array, carry: tuple[Field, Array]) -> tuple[Field, Array]:
         new, column = carry
-        other = jax.tree.map(lambda v: v[j], space.vectors)
+        other = jax.tree.map(lambda v, x: _at(v, j, x), space.vectors, like)
         part = total(jax.tree.map(jnp.multiply, other, new)).astype(column.dtype)
         return jax.tree.map(lambda a, b: a - part.astype(a.dtype) * b, new, other), column.at[j].set(part)
 
@@ -103,7 +161,7 @@ def _grown(product: Callable[[Field], Field], space: _Space) -> _Space:
     rotation = space.rotation.at[k].set(cosine * a + sine * b).at[k + 1].set(cosine * b - sine * a)
     column = column.at[k].set(radius).at[k + 1].set(0)
     vectors = jax.tree.map(
-        lambda v, x: lax.dynamic_update_index_in_dim(v, safe_divide(x, length.astype(x.dtype)), k + 1, 0),
+        lambda v, x: _put(v, safe_divide(x, length.astype(x.dtype)), k + 1),
         space.vectors,
         new,
     )
@@ -111,6 +169,14 @@ def _grown(product: Callable[[Field], Field], space: _Space) -> _Space:
     left = jnp.where(jnp.isfinite(radius), left, jnp.inf)
     # A vector of length zero ends the space: the solution lies in it, or A is singular.
     return _Space(k + 1, vectors, space.triangle.at[:, k].set(column), rotation, left)
+
+
+def _put(vectors: Array, x: Array, k: Array | int) -> Array:
+    return lax.dynamic_update_index_in_dim(vectors, x.astype(vectors.dtype), k, 0)
+
+
+def _at(vectors: Array, k: Array, like: Array) -> Array:
+    return vectors[k].astype(like.dtype)
 
 
 def _solved(triangle: Array, right: Array) -> Array:

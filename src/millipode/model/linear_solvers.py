@@ -25,6 +25,11 @@ ENOUGH = 0.5
 # right-hand side. With looser ones, what is left in stiff directions makes steps unstable.
 SHARE, TIGHTEST, LOOSEST = 0.01, 0.01, 0.03
 
+# How many vectors GMRES keeps, up to so many unknowns and beyond.
+MANY, FEW, LARGE = 20, 10, 10**5
+# Bounds from here on need no more than single precision where vectors are stored.
+PRECISE = 1e-5
+
 Linearly = Callable[[Field], Field]
 
 
@@ -93,21 +98,28 @@ class GMRES(LinearSolver):
         preconditioner: what approximates (I − cJ)⁻¹: a linear part of f, from ``mp.Grid(...).diffusion(...)``
             or ``.operator(...)``; ``mp.LocalBlocks(axes)``; ``mp.Diagonal(...)``; a list, whose products are
             taken; or a function (c, t, y, args, r) → x. None by default.
-        vectors: the most iterations that a system may take, each of which keeps one vector like y.
+        vectors: how many vectors like y are kept, in single precision. A system that takes more iterations
+            starts again from what they have reached, for as long as that helps. By default 20, and 10 for
+            more than 10⁵ unknowns.
         rtol: how small the residual of a system has to be, over its right-hand side; by default, between 0.01
             and 0.03, so that what it leaves is a small part of the step's tolerance.
     """
 
     preconditioner: Preconditioner | None
-    vectors: int = eqx.field(static=True)
+    vectors: int | None = eqx.field(static=True)
     rtol: float | None = eqx.field(static=True)
 
-    def __init__(self, preconditioner: Any = None, vectors: int = 20, rtol: float | None = None):
+    def __init__(self, preconditioner: Any = None, vectors: int | None = None, rtol: float | None = None):
         self.preconditioner = None if preconditioner is None else as_preconditioner(preconditioner)
-        self.vectors = as_integer(vectors, "GMRES: vectors", 1)
+        self.vectors = None if vectors is None else as_integer(vectors, "GMRES: vectors", 1)
         if rtol is not None and not 0 < rtol < 1:
             raise ValueError(f"GMRES: rtol must lie between 0 and 1, got {rtol}.")
         self.rtol = None if rtol is None else float(rtol)
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether what vectors and preconditioners know in single precision is enough."""
+        return self.rtol is None or self.rtol >= PRECISE
 
     @property
     def remedy(self) -> str:
@@ -132,8 +144,9 @@ class GMRES(LinearSolver):
     def linearised(self, field: VectorField, t: Array, y: Field) -> tuple[Field, "KrylovJacobian"]:
         """One evaluation of f, with what its JVPs need stored."""
         value, product = jax.linearize(lambda x: field(t, x), y)
-        known = None if self.preconditioner is None else self.preconditioner.at(field, t, y)
-        return value, KrylovJacobian(product, known, self.vectors, self.rtol)
+        known = None if self.preconditioner is None else self.preconditioner.at(field, t, y, self.is_rough)
+        vectors = self.vectors or (MANY if size(y) <= LARGE else FEW)
+        return value, KrylovJacobian(product, known, vectors, self.rtol, self.is_rough)
 
 
 class KrylovJacobian(ProductJacobian):
@@ -142,22 +155,25 @@ class KrylovJacobian(ProductJacobian):
     Attributes:
         product: maps a field x to F x.
         inverse: maps c to a function r ↦ about (I − cF)⁻¹ r; None for r itself.
-        vectors: the most iterations that a system may take.
+        vectors: how many vectors are kept.
         rtol: how small its residual has to be, over its right-hand side; None for what a step needs.
+        is_rough: whether single precision is enough for vectors.
     """
 
     inverse: Inverse | None
     vectors: int = eqx.field(static=True)
     rtol: float | None = eqx.field(static=True)
+    is_rough: bool = eqx.field(static=True)
 
-    def system(self, c: Array, unit: Field) -> System:
+    def system(self, c: Array, unit: Field, share: Array | float = 1.0) -> System:
         """By GMRES in units of what is tolerated.
 
         It is preconditioned from the left, so that residuals are about errors, also in stiff directions: the
         correction of y is c x, and what remains of it may be ``SHARE`` of the tolerance.
         """
-        precondition = (lambda r: r) if self.inverse is None else self.inverse(c)
+        precondition = self._inverse(c, unit)
         vectors = min(self.vectors, size(unit))
+        stored = jnp.float32 if self.is_rough else None
 
         def product(x: Field) -> Field:
             return jax.tree.map(lambda a, b: a - c * b, x, self.product(x))
@@ -167,11 +183,10 @@ class KrylovJacobian(ProductJacobian):
         ) -> tuple[Field, Krylov]:
             right = _divided(inverse(b), unit)
             if self.rtol is None:
-                tolerance = jnp.clip(
-                    SHARE * safe_divide(jnp.ones_like(c), jnp.abs(c) * rms(right)), tolerance, LOOSEST
-                )
+                usual = SHARE * safe_divide(jnp.ones_like(c), jnp.abs(c) * rms(right))
+                tolerance = share * jnp.clip(usual, tolerance, LOOSEST)
             found = gmres(
-                lambda v: _divided(inverse(product(_times(v, unit))), unit), right, tolerance, vectors
+                lambda v: _divided(inverse(product(_times(v, unit))), unit), right, tolerance, vectors, stored
             )
             return _times(found.x, unit), found._replace(x=None)
 
@@ -188,6 +203,20 @@ class KrylovJacobian(ProductJacobian):
 
         return solved
 
+    def _inverse(self, c: Array, unit: Field) -> Linearly:
+        """What approximates (I − cF)⁻¹, applied to numbers of a size that fits into single precision."""
+        if self.inverse is None:
+            return lambda r: r
+        approximate = self.inverse(c)
+        largest = jnp.max(jnp.stack([jnp.max(x) for x in jax.tree.leaves(unit)]))
+        scale = safe_divide(largest, jnp.abs(c))
+
+        def inverse(r: Field) -> Field:
+            x = approximate(jax.tree.map(lambda x: x / scale, r))
+            return jax.tree.map(lambda x: x * scale, x)
+
+        return inverse
+
     def minus(self, rate: Coefficient) -> "KrylovJacobian":
         """With one rate ρ for all unknowns, I − c(F − ρ) = (1 + cρ) (I − c/(1 + cρ) F)."""
         product, inverse = self.product, self.inverse
@@ -203,6 +232,7 @@ class KrylovJacobian(ProductJacobian):
             None if inverse is None else shifted,
             self.vectors,
             self.rtol,
+            self.is_rough,
         )
 
 

@@ -68,7 +68,7 @@ class OwnJacobian(ProductJacobian):
 
     inverse: Callable[[Array, Linearly, Field], Field]
 
-    def system(self, c: Array, unit: Field) -> System:
+    def system(self, c: Array, unit: Field, share: Array | float = 1.0) -> System:
         """As the function does it; one product checks its result."""
 
         def product(x: Field) -> Field:

@@ -2,20 +2,24 @@
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from millipode.linalg.fields import Field
+from millipode.linalg.fields import Field, dtype
+from millipode.linalg.jacobians import CoupledJacobian
 from millipode.linalg.triangular import eliminate
 from millipode.model.linearisation import Linearisation, diagonal
 from millipode.model.stencil import Stencil
 from millipode.model.vector_field import VectorField
+from millipode.pde.bases import Stacked
 from millipode.pde.linear import Linear
 from millipode.xla.module import Module
+
+Kind = TypeVar("Kind", bound="Preconditioner")
 
 # c ↦ (r ↦ about (I − cF)⁻¹ r)
 Inverse = Callable[[Array], Callable[[Field], Field]]
@@ -28,8 +32,15 @@ class Preconditioner(Module):
         """Raise if it does not fit a problem with a state like y."""
 
     @abc.abstractmethod
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
-        """The approximation at a point; J is in the filter's own time, ``field.sign`` times the user's."""
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
+        """The approximation at a point.
+
+        Args:
+            field: f, by whose sign J is in the filter's own time.
+            t: the time.
+            y: the state.
+            rough: whether single precision is enough, for numbers of a size near one.
+        """
 
 
 class OfLinear(Preconditioner):
@@ -45,10 +56,16 @@ class OfLinear(Preconditioner):
         """Its eigenvalues must fit y."""
         self.linear.fitted(y)
 
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
         """The same everywhere."""
-        jacobian, sign = self.linear.jacobian(y), field.sign
-        return lambda c: lambda r: jacobian.solve(sign * c, r)
+        like = _in_precision(y, rough)
+        jacobian, sign = self.linear.jacobian(like), field.sign
+
+        def at_shift(c: Array) -> Callable[[Field], Field]:
+            shift = (sign * c).astype(dtype(like))
+            return lambda r: _like(jacobian.solve(shift, _like(r, like)), r)
+
+        return at_shift
 
 
 class LocalBlocks(Preconditioner):
@@ -85,35 +102,88 @@ class LocalBlocks(Preconditioner):
                 f"{[leaf.shape for leaf in leaves]}."
             )
 
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
-        """The blocks there, by one JVP per component."""
-        _, product = jax.linearize(lambda x: field(t, x), y)
-        like = self._stacked(y)
-        c = like.shape[0]
-
-        def column(k: int) -> Array:
-            ones = jnp.zeros_like(like).at[k].set(1)
-            return self._stacked(product(self._unstacked(ones, y)))
-
-        blocks = jnp.stack([column(k) for k in range(c)], axis=1)  # (c, c, *cells)
-        one = jnp.eye(c, dtype=like.dtype).reshape(c, c, *(1,) * (like.ndim - 1))
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
+        """The blocks there."""
+        blocks = self.blocks(field, t, y)
 
         def at_shift(shift: Array) -> Callable[[Field], Field]:
-            matrix = one - shift * blocks
-            return lambda r: self._unstacked(eliminate(matrix, self._stacked(r)), r)
+            inverse = _inverse(_identity(blocks) - shift * blocks)
+            return lambda r: self.unstack(_times(inverse, self.stack(r)), r)
 
         return at_shift
 
-    def _stacked(self, x: Field) -> Array:
+    def blocks(self, field: VectorField, t: Array, y: Field) -> Float[Array, "c c *cells"]:
+        """One matrix per cell, by one JVP per component."""
+        _, product = jax.linearize(lambda x: field(t, x), y)
+        like = self.stack(y)
+
+        def column(k: int) -> Array:
+            ones = jnp.zeros_like(like).at[k].set(1)
+            return self.stack(product(self.unstack(ones, y)))
+
+        return jnp.stack([column(k) for k in range(like.shape[0])], axis=1)
+
+    def stack(self, x: Field) -> Array:
         """One array, components first."""
         leaves = jax.tree.leaves(x)
         return jnp.moveaxis(leaves[0], self.axes, 0) if len(leaves) == 1 else jnp.stack(leaves)
 
-    def _unstacked(self, x: Array, like: Field) -> Field:
+    def unstack(self, x: Array, like: Field) -> Field:
+        """The reverse."""
         leaves, tree = jax.tree.flatten(like)
         if len(leaves) == 1:
             return jax.tree.unflatten(tree, [jnp.moveaxis(x, 0, self.axes)])
         return jax.tree.unflatten(tree, list(x))
+
+
+class LinearAndBlocks(Preconditioner):
+    """Diffusion and reactions, where both are stiff.
+
+    With the linear part A, the blocks B of all cells and their mean B̄, this is
+
+        (I − c(A + B̄))⁻¹ (I − cB̄) (I − cB)⁻¹,
+
+    exact for the same B in all cells, without A, and up to products of c(B − B̄) and cA else. The plain
+    product of both inverses is wrong by c²AB.
+
+    Attributes:
+        linear: A, in user time.
+        local: B.
+    """
+
+    linear: OfLinear
+    local: LocalBlocks
+
+    def check(self, field: VectorField, t: Array, y: Field) -> None:
+        """Both must fit."""
+        self.linear.check(field, t, y)
+        self.local.check(field, t, y)
+
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
+        """The blocks there, and their mean with the linear part."""
+        blocks = self.local.blocks(field, t, y)
+        mean = jnp.mean(blocks, axis=tuple(range(2, blocks.ndim)))
+        c = mean.shape[0]
+        like = _in_precision(y, rough)
+        spectrum, sign = self.linear.linear.fitted(like), field.sign.astype(dtype(like))
+        basis = Stacked.of(spectrum.basis, like)
+        eigenvalues = basis.stack(spectrum.eigenvalues)
+        if eigenvalues.shape[0] != c:  # some of what the basis takes for components are cells
+            return Product((self.linear, self.local)).at(field, t, y, rough)
+
+        def at_shift(shift: Array) -> Callable[[Field], Field]:
+            inverse = _inverse(_identity(blocks) - shift * blocks)
+            local = jnp.tensordot(jnp.eye(c, dtype=mean.dtype) - shift * mean, inverse, 1)
+            both = CoupledJacobian(sign * eigenvalues, mean.astype(eigenvalues.dtype))
+            rounded = shift.astype(eigenvalues.dtype)
+
+            def solve(r: Field) -> Field:
+                weighted = _like(self.local.unstack(_times(local, self.local.stack(r)), r), like)
+                return _like(basis.from_modes(both.solve(rounded, basis.to_modes(weighted))), r)
+
+            return solve
+
+        return at_shift
 
 
 class Diagonal(Preconditioner):
@@ -134,7 +204,7 @@ class Diagonal(Preconditioner):
         """As for ``mp.DiagonalEK1``."""
         self.known.check(field, t, y)
 
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
         """The diagonal there."""
         _, jacobian = self.known(field, t, y)
         return lambda c: lambda r: jacobian.solve(c, r)
@@ -150,9 +220,9 @@ class Product(Preconditioner):
         for factor in self.factors:
             factor.check(field, t, y)
 
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
         """All of them at this point."""
-        parts = [factor.at(field, t, y) for factor in self.factors]
+        parts = [factor.at(field, t, y, rough) for factor in self.factors]
 
         def at_shift(c: Array) -> Callable[[Field], Field]:
             solves = [part(c) for part in parts]
@@ -185,7 +255,7 @@ class Given(Preconditioner):
             y,
         )
 
-    def at(self, field: VectorField, t: Array, y: Field) -> Inverse:
+    def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
         """With the sign of user time."""
         return lambda c: lambda r: self.function(field.sign * c, t, y, field.args, r)
 
@@ -197,7 +267,11 @@ def as_preconditioner(given: Any) -> Preconditioner:
     if isinstance(given, Linear):
         return OfLinear(given)
     if isinstance(given, list | tuple) and given:
-        return Product(tuple(as_preconditioner(x) for x in given))
+        factors = tuple(as_preconditioner(x) for x in given)
+        linear, local = _only(OfLinear, factors), _only(LocalBlocks, factors)
+        if len(factors) == 2 and linear and local and linear.linear.reaction is None:
+            return LinearAndBlocks(linear, local)
+        return Product(factors)
     if callable(given):
         return Given(given)
     raise TypeError(
@@ -205,3 +279,33 @@ def as_preconditioner(given: Any) -> Preconditioner:
         "mp.Diagonal(...), a list of these, or a function (c, t, y, args, r) -> x; got "
         f"{type(given).__name__}."
     )
+
+
+def _in_precision(y: Field, rough: bool) -> Field:
+    """A field like y, in single precision if that is enough."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), y) if rough else y
+
+
+def _like(x: Field, like: Field) -> Field:
+    """In the precision of another field."""
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), x, like)
+
+
+def _only(kind: type[Kind], factors: tuple[Preconditioner, ...]) -> Kind | None:
+    return next((x for x in factors if isinstance(x, kind)), None)
+
+
+def _identity(like: Float[Array, "c c *cells"]) -> Array:
+    c = like.shape[0]
+    return jnp.eye(c, dtype=like.dtype).reshape(c, c, *(1,) * (like.ndim - 2))
+
+
+def _inverse(blocks: Float[Array, "c c *cells"]) -> Float[Array, "c c *cells"]:
+    """Of every block."""
+    one = jnp.broadcast_to(_identity(blocks), blocks.shape)
+    return jnp.stack([eliminate(blocks, one[:, k]) for k in range(one.shape[0])], axis=1)
+
+
+def _times(blocks: Float[Array, "c c *cells"], x: Array) -> Array:
+    """The product of every block with its part of a field."""
+    return jnp.sum(blocks * x, axis=1)

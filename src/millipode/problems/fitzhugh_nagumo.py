@@ -23,8 +23,10 @@ class FitzHughNagumo:
 
     def __call__(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """f(t, y)."""
-        (u, v), (du, dv) = y, self.grid.laplacian(y)
-        return jnp.stack([self.a * du + u - u**3 - v + self.k, (self.b * dv + u - v) / self.tau])
+        (u, v), laplacian = y, self.grid.laplacian
+        return jnp.stack(
+            [self.a * laplacian(u) + u - u**3 - v + self.k, (self.b * laplacian(v) + u - v) / self.tau]
+        )
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """(a diag Δ + 1 − 3u², (b diag Δ − 1)/τ)."""

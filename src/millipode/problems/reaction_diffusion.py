@@ -25,12 +25,12 @@ class GrayScott:
 
     def __call__(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """f(t, y)."""
-        (u, v), (du, dv) = y, self.grid.laplacian(y)
+        (u, v), laplacian = y, self.grid.laplacian
         meetings = u * v**2
         return jnp.stack(
             [
-                self.a * du - meetings + self.feed * (1 - u),
-                self.b * dv + meetings - (self.feed + self.kill) * v,
+                self.a * laplacian(u) - meetings + self.feed * (1 - u),
+                self.b * laplacian(v) + meetings - (self.feed + self.kill) * v,
             ]
         )
 
@@ -164,10 +164,13 @@ class Brusselator:
 
     def __call__(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """f(t, y)."""
-        (u, v), (du, dv) = y, self.grid.laplacian(y)
+        (u, v), laplacian = y, self.grid.laplacian
         meetings = u**2 * v
         return jnp.stack(
-            [self.alpha * du + self.a + meetings - (self.b + 1) * u, self.alpha * dv + self.b * u - meetings]
+            [
+                self.alpha * laplacian(u) + self.a + meetings - (self.b + 1) * u,
+                self.alpha * laplacian(v) + self.b * u - meetings,
+            ]
         )
 
     def jacobian_diagonal(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:

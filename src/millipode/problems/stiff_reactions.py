@@ -23,10 +23,13 @@ class Schnakenberg:
 
     def __call__(self, t: Array, y: Float[Array, "2 n n"]) -> Float[Array, "2 n n"]:
         """f(t, y)."""
-        (u, v), (du, dv) = y, self.grid.laplacian(y)
+        (u, v), laplacian = y, self.grid.laplacian
         meetings = u**2 * v
         return jnp.stack(
-            [self.a * du + self.rate * (0.1 - u + meetings), self.b * dv + self.rate * (0.9 - meetings)]
+            [
+                self.a * laplacian(u) + self.rate * (0.1 - u + meetings),
+                self.b * laplacian(v) + self.rate * (0.9 - meetings),
+            ]
         )
 
 

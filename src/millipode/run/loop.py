@@ -138,10 +138,9 @@ def begin(setup: Setup, y0: Field) -> Carry:
 
 def _past(setup: Setup, y: Field) -> Past | None:
     """What implicit steps know of earlier ones, and where a power iteration starts."""
-    like = jnp.zeros((), dtype(y))
     if setup.stiff is None:
-        return implicit.begin(setup.model, like)
-    return implicit.begin(setup.stiff, like, jax.tree.map(lambda x: x[0], signs(jax.random.key(0), y, 1)))
+        return implicit.begin(setup.model, y)
+    return implicit.begin(setup.stiff, y, jax.tree.map(lambda x: x[0], signs(jax.random.key(0), y, 1)))
 
 
 def _initial_gamma(model: Filter, initial: Initial, y: Field) -> Coefficient:
