@@ -72,3 +72,9 @@ def name(value):
 
 def jacobian(f):
     return jit(jax.jacfwd(f, argnums=1))
+
+
+def robertson(t, y):
+    """Robertson's reactions, for y of shape (3, ...)."""
+    slow, fast = -0.04 * y[0] + 1e4 * y[1] * y[2], 3e7 * y[1] ** 2
+    return jnp.stack([slow, -slow - fast, fast])

@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 
 import millipode as mp
 import oracle
-from common import Y0, nonlinear, rmse
+from common import Y0, nonlinear, rmse, robertson
 from millipode.filter.control import Replay
 from millipode.filter.error import Norm
 from millipode.filter.gains import gains, no_past
@@ -19,7 +19,6 @@ from millipode.filter.implicit import WEIGHT, _Systems
 from millipode.linalg.jacobians import DenseJacobian
 from millipode.model.linear_solvers import KrylovJacobian
 from millipode.model.priors import IWP
-from millipode.model.vector_field import VectorField
 
 kronecker = functools.partial(mp.EK1, structure="kronecker")
 ORDERS = (1, 2, 3, 4, 5, 6)
@@ -213,11 +212,6 @@ def test_order_of_convergence(order, mixes):
     assert order + mixes - 0.3 < measured < order + mixes + 1.3
 
 
-def robertson(t, y):
-    slow, fast = -0.04 * y[0] + 1e4 * y[1] * y[2], 3e7 * y[1] ** 2
-    return jnp.stack([slow, -slow - fast, fast])
-
-
 ROBERTSON = dict(rtol=1e-6, atol=jnp.array([1e-10, 1e-14, 1e-10]), save="end")
 
 
@@ -250,102 +244,6 @@ def test_corrections_stop_when_nothing_changes():
     sol = mp.solve(lambda t, y: matrix @ y, jnp.ones(2), (0.0, 10.0), solver=kronecker(4), save="end")
     attempts = int(sol.stats.steps + sol.stats.rejected)
     assert attempts < int(sol.stats.f_evals) < attempts + 20
-
-
-GRID = mp.Grid((16, 16), lengths=1.0, boundary="periodic")
-
-
-def schnakenberg(t, y):
-    u, v = y
-    growth = u * u * v
-    return jnp.stack(
-        [
-            1e-3 * GRID.laplacian(u) + 20 * (0.1 - u + growth),
-            4e-2 * GRID.laplacian(v) + 20 * (0.9 - growth),
-        ]
-    )
-
-
-X = np.stack(np.meshgrid(*(np.arange(16) / 16,) * 2))
-PATTERN = jnp.asarray(
-    np.stack([1 + 0.1 * np.cos(2 * np.pi * X.sum(0)), 0.9 + 0.05 * np.sin(2 * np.pi * X[0])])
-)
-DIFFUSION = GRID.diffusion([1e-3, 4e-2])
-
-
-@functools.cache
-def pattern_at_the_end():
-    return np.asarray(
-        mp.solve(
-            schnakenberg,
-            PATTERN,
-            (0.0, 1.0),
-            solver=mp.EK0(6),
-            rtol=1e-9,
-            atol=1e-9,
-            save="end",
-            uncertainty="filter",
-        ).mean[-1]
-    )
-
-
-@pytest.mark.parametrize(
-    ("preconditioner", "iterations"),
-    [
-        (None, 12),
-        (DIFFUSION, 6),
-        (mp.LocalBlocks(), 12),
-        ([DIFFUSION, mp.LocalBlocks()], 6),
-        (lambda c, t, y, args, r: DIFFUSION.jacobian(r).solve(c, r), 6),
-    ],
-    ids=["none", "linear", "blocks", "product", "function"],
-)
-def test_preconditioners(preconditioner, iterations):
-    """All of them lead to the same solution, by fewer or more iterations per system."""
-    solver = mp.EK1(4, linear_solver=mp.GMRES(preconditioner))
-    sol = mp.solve(schnakenberg, PATTERN, (0.0, 1.0), solver=solver, rtol=1e-5, atol=1e-5, save="end")
-    assert rmse(sol.mean[-1], pattern_at_the_end()) < 1e-4
-    attempts = int(sol.stats.steps + sol.stats.rejected)
-    assert attempts < 150 and 0 < int(sol.stats.iterations) < iterations * attempts
-
-
-def test_blocks_are_exact_for_reactions_in_cells():
-    """Robertson's reactions in cells without any coupling: one iteration solves every system."""
-    start = jnp.zeros((3, 5)).at[0].set(jnp.linspace(0.5, 1.0, 5))
-    field = VectorField(robertson, None, jnp.ones(()))
-    y = start.at[1].set(3e-5).at[2].set(0.1)
-    solver = mp.GMRES(mp.LocalBlocks())
-    _, jacobian = solver.linearised(field, jnp.zeros(()), y)
-    r = jnp.asarray(np.random.default_rng(0).normal(size=y.shape))
-    solved = jacobian.system(jnp.asarray(0.3), jnp.ones_like(y))(r)
-    assert int(solved.iterations) == 1 and solved.converged
-    np.testing.assert_allclose(solved.x - 0.3 * jacobian.multiply(solved.x), r, atol=1e-8)
-
-
-def test_backwards_in_time():
-    solver = mp.EK1(4, linear_solver=mp.GMRES(lambda c, t, y, args, r: r / (1 - c * jnp.array([30.0, 1.0]))))
-    rates = jnp.array([30.0, 1.0])
-    sol = mp.solve(
-        lambda t, y: rates * y, jnp.ones(2), (1.0, 0.0), solver=solver, rtol=1e-7, atol=1e-10, save="end"
-    )
-    np.testing.assert_allclose(sol.mean[-1], np.exp(-np.asarray(rates)), atol=1e-7)
-    assert int(sol.stats.iterations) <= 2 * int(sol.stats.f_evals)
-
-
-def test_systems_that_do_not_converge_are_said_to():
-    solver = mp.EK1(3, linear_solver=mp.GMRES(vectors=1))
-    sol = mp.solve(
-        schnakenberg,
-        PATTERN,
-        (0.0, 50.0),
-        solver=solver,
-        max_steps=150,
-        throw=False,
-        save="end",
-        uncertainty="filter",
-    )
-    assert not sol.success
-    assert "linear systems" in sol.message and "preconditioner" in sol.message
 
 
 @pytest.mark.parametrize("linear_solver", [mp.Direct(), mp.GMRES()], ids=["direct", "gmres"])
@@ -432,7 +330,7 @@ def test_bad_options(make, error, message):
     [
         (mp.LocalBlocks(2), jnp.ones((2, 3)), "without such an axis"),
         (mp.LocalBlocks(), [jnp.ones(2), jnp.ones(3)], "the same cells"),
-        (DIFFUSION, jnp.ones((3, 16, 16)), "eigenvalues|components"),
+        (mp.Grid((16, 16)).diffusion([1.0, 2.0]), jnp.ones((3, 16, 16)), "eigenvalues|components"),
         (lambda c, t, y, args, r: r[:1], jnp.ones(3), "preconditioner"),
     ],
 )

@@ -17,8 +17,8 @@ from millipode.linalg.fields import Field, safe_divide, safe_sqrt
 
 # The cosine between successive corrections below which systems are solved more strictly, and above which they
 # are solved more roughly; by which factors; and the strictest bound, as a part of the usual one.
-DIFFERENT, ALIKE = 0.3, 0.6
-STRICTER, ROUGHER = 0.5, 1.1
+DIFFERENT, ALIKE = 0.2, 0.5
+STRICTER, ROUGHER = 0.5, 1.5
 STRICTEST = 1e-3
 # Angles are measured between sums of so many parts of a field, with random signs: this is their precision.
 PARTS = 256

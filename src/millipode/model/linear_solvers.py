@@ -209,7 +209,9 @@ class KrylovJacobian(ProductJacobian):
             return lambda r: r
         approximate = self.inverse(c)
         largest = jnp.max(jnp.stack([jnp.max(x) for x in jax.tree.leaves(unit)]))
-        scale = safe_divide(largest, jnp.abs(c))
+        # It cancels, so nothing depends on it; and c is zero in the empty turns of loops in reverse mode.
+        scale = lax.stop_gradient(safe_divide(largest, jnp.abs(c)))
+        scale = jnp.where(scale > 0, scale, 1)
 
         def inverse(r: Field) -> Field:
             x = approximate(jax.tree.map(lambda x: x / scale, r))

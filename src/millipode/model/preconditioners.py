@@ -14,6 +14,7 @@ from millipode.linalg.jacobians import CoupledJacobian
 from millipode.linalg.triangular import eliminate
 from millipode.model.linearisation import Linearisation, diagonal
 from millipode.model.stencil import Stencil
+from millipode.model.strength import strength
 from millipode.model.vector_field import VectorField
 from millipode.pde.bases import Stacked
 from millipode.pde.linear import Linear
@@ -57,13 +58,24 @@ class OfLinear(Preconditioner):
         self.linear.fitted(y)
 
     def at(self, field: VectorField, t: Array, y: Field, rough: bool = False) -> Inverse:
-        """The same everywhere."""
+        """As strong at every point as f is there."""
         like = _in_precision(y, rough)
-        jacobian, sign = self.linear.jacobian(like), field.sign
+        spectrum, sign = self.linear.fitted(like), field.sign
+        known = None if spectrum.reaction is not None else strength(field, t, y, spectrum)
 
         def at_shift(c: Array) -> Callable[[Field], Field]:
             shift = (sign * c).astype(dtype(like))
-            return lambda r: _like(jacobian.solve(shift, _like(r, like)), r)
+
+            def solve(r: Field) -> Field:
+                modes = spectrum.basis.to_modes(_like(r, like))
+
+                def at(eigenvalues: Field) -> Field:
+                    jacobian = spectrum._replace(eigenvalues=eigenvalues).jacobian()
+                    return spectrum.basis.from_modes(jacobian.solve(shift, modes))
+
+                return _like(at(spectrum.eigenvalues) if known is None else known.solve(at), r)
+
+            return solve
 
         return at_shift
 
@@ -167,19 +179,25 @@ class LinearAndBlocks(Preconditioner):
         like = _in_precision(y, rough)
         spectrum, sign = self.linear.linear.fitted(like), field.sign.astype(dtype(like))
         basis = Stacked.of(spectrum.basis, like)
-        eigenvalues = basis.stack(spectrum.eigenvalues)
-        if eigenvalues.shape[0] != c:  # some of what the basis takes for components are cells
+        # Else, some of what the basis takes for components are cells.
+        if basis.stack(spectrum.eigenvalues).shape[0] != c:
             return Product((self.linear, self.local)).at(field, t, y, rough)
+        known = strength(field, t, y, spectrum)
 
         def at_shift(shift: Array) -> Callable[[Field], Field]:
             inverse = _inverse(_identity(blocks) - shift * blocks)
             local = jnp.tensordot(jnp.eye(c, dtype=mean.dtype) - shift * mean, inverse, 1)
-            both = CoupledJacobian(sign * eigenvalues, mean.astype(eigenvalues.dtype))
-            rounded = shift.astype(eigenvalues.dtype)
+            rounded = shift.astype(dtype(like))
 
             def solve(r: Field) -> Field:
                 weighted = _like(self.local.unstack(_times(local, self.local.stack(r)), r), like)
-                return _like(basis.from_modes(both.solve(rounded, basis.to_modes(weighted))), r)
+                modes = basis.to_modes(weighted)
+
+                def at(eigenvalues: Field) -> Field:
+                    both = CoupledJacobian(sign * basis.stack(eigenvalues), mean.astype(modes.dtype))
+                    return basis.from_modes(both.solve(rounded, modes))
+
+                return _like(at(spectrum.eigenvalues) if known is None else known.solve(at), r)
 
             return solve
 
