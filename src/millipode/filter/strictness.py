@@ -11,6 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from millipode.linalg.fields import Field, safe_divide, safe_sqrt
@@ -22,19 +23,35 @@ STRICTER, ROUGHER = 0.5, 1.5
 STRICTEST = 1e-3
 # Angles are measured between sums of so many parts of a field, with random signs: this is their precision.
 PARTS = 256
+# Arrays with more entries are not flattened, if their last axis has enough of them.
+FLAT, FEWEST = 2**16, 64
 
 
 def sketch(x: Field) -> Float[Array, " k"]:
     """A few random projections of a field, which keep angles to about 1/√PARTS."""
-    return jnp.concatenate([_projected(leaf.ravel()) for leaf in jax.tree.leaves(x)])
+    return jnp.concatenate([_projected(leaf) for leaf in jax.tree.leaves(x)])
 
 
-def _projected(x: Float[Array, " d"]) -> Float[Array, " k"]:
+def _projected(x: Array) -> Float[Array, " k"]:
+    """Sums over parts of an array with random signs.
+
+    Large arrays are summed along all axes but the last one, because flattening gathers what is sharded.
+    """
+    signed = x * _signs(x)
+    if x.size > FLAT and x.ndim > 1 and x.shape[-1] >= FEWEST:
+        return jnp.sum(signed, axis=tuple(range(x.ndim - 1)))
     rows = math.ceil(x.size / PARTS)
-    # The bits of a multiple of the index by an odd number are as good as random signs.
-    bits = (jnp.arange(x.size, dtype=jnp.uint32) * jnp.uint32(2654435769)) >> 16
-    signed = jnp.where(bits & 1 == 1, x, -x)
-    return jnp.sum(jnp.pad(signed, (0, rows * PARTS - x.size)).reshape(rows, PARTS), axis=0)
+    return jnp.sum(jnp.pad(signed.ravel(), (0, rows * PARTS - x.size)).reshape(rows, PARTS), axis=0)
+
+
+def _signs(like: Array) -> Array:
+    """+1 and −1, by a hash of the place (that of SplitMix, for 32 bits)."""
+    place = jnp.zeros(like.shape, jnp.uint32)
+    for axis, n in enumerate(like.shape):
+        place = place * jnp.uint32(n) + lax.broadcasted_iota(jnp.uint32, like.shape, axis)
+    for factor in (0x21F0AAAD, 0x735A2D97):
+        place = (place ^ (place >> 16)) * jnp.uint32(factor)
+    return jnp.where((place >> 16) & 1 == 1, 1, -1).astype(like.dtype)
 
 
 def adapted(share: Array, new: Float[Array, " k"], old: Float[Array, " k"]) -> Array:
