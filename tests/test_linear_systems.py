@@ -181,21 +181,15 @@ def iterations(preconditioner, f, y, c):
 
 @pytest.mark.parametrize("boundary", ["periodic", "neumann", "dirichlet"])
 def test_a_linear_part_is_as_strong_as_f_is(boundary):
-    """The diffusion of any coefficient preconditions one that varies by a factor of 100, or depends on y."""
+    """The diffusion of any coefficient preconditions one that varies by a factor of 243, as y does.
+
+    With one strength for all points, systems take 14 to 40 iterations.
+    """
     grid = mp.Grid((48, 48), boundary=boundary)
     x, y = grid.coordinates
     u = 1 + 0.5 * jnp.sin(2 * jnp.pi * x) * jnp.cos(2 * jnp.pi * y)
-    k = 100.0 ** (u - 1)
-
-    def f(t, u):
-        return grid.diffuse(k, u) - 30 * u
-
-    def porous(t, u):
-        return grid.diffuse(u**3, u)
-
-    for right in (f, porous):
-        for coefficient in (1.0, 20.0):
-            assert iterations(grid.diffusion(coefficient), right, u, 1.0) <= 8
+    for coefficient in (1.0, 20.0):
+        assert iterations(grid.diffusion(coefficient), lambda t, u: grid.diffuse(u**5, u), u, 1.0) <= 8
     # As strong everywhere: A as it was given, also where cells have walls.
     assert iterations(grid.diffusion(1.0), lambda t, u: grid.laplacian(u), u, 1.0) == 1
 
